@@ -69,6 +69,8 @@ class VerdictKind(StrEnum):
 class SlowBaseline(Finding, kind="slow-baseline"):
     """A size with an efficiency far above 1."""
 
+    heading = "The baseline is slow, or another program"
+
     baseline: str
     size: str
     efficiency: float
@@ -82,6 +84,8 @@ class SlowBaseline(Finding, kind="slow-baseline"):
 
 class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
     """A size whose throughput is below that of a smaller size."""
+
+    heading = "A size is slower than a smaller one"
 
     size: str
     smaller: str
@@ -103,13 +107,10 @@ class Judged:
 
     reference: ScalingRow
     efficiency: float
-    low: float
-    high: float
+    efficiency_low: float
+    efficiency_high: float
     p: float
     error: float
-
-    def __str__(self) -> str:
-        return efficiency_text(self.efficiency, self.low, self.high)
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ class Choice:
 def decide(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> Choice:
     """Judge the sizes of one series; nothing is concluded from the cells in ``invalid``."""
     base = next((row.base for row in reversed(rows) if row.base and known(row.efficiency)), None)
-    compared = [row for row in rows if base and _is_compared(row, base, invalid)]
+    valid = [row for row in rows if base and _is_valid(row, base, invalid)]
+    compared = [row for row in valid if base and row.gpus > base.gpus]
     beyond = [row for row in compared if _certain_from(row) > SUPERLINEAR]
     found: dict[int, Verdict] = {}
     for row in rows:
@@ -173,11 +175,13 @@ def decide(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> Choice:
         else:
             found[row.place] = _without_judgement(row, base, invalid)
     ordered = sorted(compared, key=lambda row: (row.gpus, row.throughput_samples_per_sec))
+    # A requested baseline is not the smallest size: the smaller ones are faster or slower, too.
+    others = [*([base] if base and base not in valid else ()), *valid]
     best = next(
         (
             row
             for row in reversed(ordered)
-            if found[row.place].kind is VerdictKind.EFFICIENT and base and _is_fastest(row, [base, *ordered])
+            if found[row.place].kind is VerdictKind.EFFICIENT and _is_fastest(row, others)
         ),
         None,
     )
@@ -185,7 +189,7 @@ def decide(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> Choice:
         verdict = found[best.place]
         found[best.place] = Verdict(verdict.kind, verdict.judged, recommended=True)
     below = [row for row in ordered if found[row.place].kind is VerdictKind.INEFFICIENT]
-    findings = [slower for row in ordered if base and (slower := _slower(row, [base, *ordered]))]
+    findings = [slower for row in ordered if (slower := _slower(row, others))]
     if beyond and base:
         most = max(beyond, key=lambda row: row.efficiency)
         about = SlowBaseline(baseline=ranks(base), size=ranks(most), efficiency=most.efficiency)
@@ -204,8 +208,8 @@ def decide_all(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[
     return found
 
 
-def _is_compared(row: ScalingRow, base: ScalingRow, invalid: Invalid) -> bool:
-    return bool(row.n) and known(row.efficiency) and row.gpus > base.gpus and not error_of(row, base, invalid)
+def _is_valid(row: ScalingRow, base: ScalingRow, invalid: Invalid) -> bool:
+    return bool(row.n) and known(row.efficiency) and not error_of(row, base, invalid)
 
 
 def _certain_from(row: ScalingRow) -> float:
@@ -230,9 +234,10 @@ def _verdict(row: ScalingRow, reference: ScalingRow) -> Verdict:
         return Verdict(VerdictKind.FEW_RUNS, judged, more_runs=(needs, math.inf))
     if undisturbed < MIN_RUNS:
         return Verdict(VerdictKind.CANNOT_TELL, judged, more_runs=(needs, math.inf))
-    if judged.p >= EFFICIENT:
+    # The interval contains the point, which far outliers take out of that of the geometric mean.
+    if judged.p >= EFFICIENT and judged.efficiency_low >= GUIDE * (1 - _EQUAL):
         return Verdict(VerdictKind.EFFICIENT, judged)
-    if judged.low >= GUIDE * (1 - AT_GUIDE) and judged.high <= GUIDE * (1 + AT_GUIDE):
+    if judged.efficiency_low >= GUIDE * (1 - AT_GUIDE) and judged.efficiency_high <= GUIDE * (1 + AT_GUIDE):
         return Verdict(VerdictKind.AT_THE_GUIDE, judged)
     if judged.p >= PROBABLE:
         return Verdict(VerdictKind.PROBABLE, judged)
@@ -306,10 +311,12 @@ def _more_runs(judged: Judged, row: ScalingRow) -> tuple[float, float] | None:
 # -- in words -------------------------------------------------------------------------
 
 
-def efficiency_text(efficiency: float, low: float, high: float) -> str:
+def efficiency_text(one: ScalingRow | Judged) -> str:
     """Return an efficiency with its interval, as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
-    decimals = 2 + any(0 < abs(end - GUIDE) < 0.005 for end in (efficiency, low, high))
-    return f"{fraction(efficiency, decimals=decimals)} {fractions(low, high, decimals=decimals)}".strip()
+    low, high = one.efficiency_low, one.efficiency_high
+    near = [abs(end - GUIDE) for end in (one.efficiency, low, high) if _EQUAL < abs(end - GUIDE) < 0.005]
+    decimals = next((digits for digits in (3, 4, 5) if min(near) >= 0.5 * 10**-digits), 6) if near else 2
+    return f"{fraction(one.efficiency, decimals=decimals)} {fractions(low, high, decimals=decimals)}".strip()
 
 
 def probability_text(p: float) -> str:

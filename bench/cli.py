@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,11 +21,11 @@ from ddp_scaling_bench.version import __version__
 from .commands.advise import advise_command
 from .commands.cancel import cancel_command
 from .commands.compare import compare_command
-from .commands.console import say, show
 from .commands.doctor import doctor_command
 from .commands.init import init_command
 from .commands.lint import lint_command
 from .commands.list_studies import list_command
+from .commands.next_step import step_in_folder
 from .commands.plan import plan_command
 from .commands.preflight import preflight_command
 from .commands.report import report_command
@@ -32,27 +34,14 @@ from .commands.schema import schema_command
 from .commands.status import status_command
 from .commands.submit import submit_command
 from .commands.verify import verify_command
-from .terminal import OutputError, discard_output, open_streams
+from .terminal import OutputError, discard_output, open_streams, say, show
 
 #: The commands in the order of `bench --help`.
-COMMANDS: dict[str, Callable[..., int]] = {
-    "init": init_command,
-    "plan": plan_command,
-    "submit": submit_command,
-    "status": status_command,
-    "cancel": cancel_command,
-    "run": run_command,
-    "verify": verify_command,
-    "list": list_command,
-    "report": report_command,
-    "compare": compare_command,
-    "advise": advise_command,
-    "lint": lint_command,
-    "doctor": doctor_command,
-    "preflight": preflight_command,
-    "schema": schema_command,
-}
-
+COMMANDS: tuple[Callable[..., int], ...] = (
+    *(init_command, plan_command, submit_command, status_command, cancel_command, run_command),
+    *(verify_command, list_command, report_command, compare_command, advise_command, lint_command),
+    *(doctor_command, preflight_command, schema_command),
+)
 
 #: Typer's own copy of click has no public name for this class.
 _UsageError: Any = typer.BadParameter.__base__
@@ -85,8 +74,6 @@ class _Group(typer.core.TyperGroup):
             error = inaccessible(raised) if isinstance(raised, OSError) else raised
             if error is None:
                 raise
-            with suppress(OutputError):  # `main` reports it
-                sys.stdout.flush()
             say(f"error: {error}")
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
@@ -97,22 +84,27 @@ class _Group(typer.core.TyperGroup):
         return None
 
 
+_HELP = """Plan, run and analyse scaling studies of PyTorch: DDP, FSDP and HSDP.
+
+A matrix (a YAML file) defines what to measure. Try [bold]bench run smoke_cpu[/bold], a small study on this
+machine. STUDY is the name or folder of a planned study; by default, the one that was planned last.
+
+Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input or no standard output, 130 stopped with
+Ctrl-C, 141 the reader of a pipe has gone."""
+
+
+def _paragraphs(text: str) -> str:
+    """Return a help text with one line per paragraph, which the terminal wraps; examples keep their lines."""
+    return re.sub(r"(?<!\n)\n(?!\n|Example|bench )", " ", inspect.cleandoc(text))
+
+
 app = typer.Typer(
     name="bench",
     cls=_Group,
-    no_args_is_help=True,
+    invoke_without_command=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="""Plan, run and analyse scaling studies of PyTorch: DDP, FSDP and HSDP.
-
-    A matrix (a YAML file) defines what to measure. Start with [bold]bench run smoke_cpu[/bold],
-    a small study on this machine. On a cluster: [bold]bench plan MATRIX[/bold], check the
-    scripts, then [bold]bench submit[/bold], [bold]bench status[/bold], [bold]bench report[/bold].
-
-    STUDY is the name or folder of a planned study; by default, the study that was
-    planned last.
-    Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input or no standard output, 130 stopped with
-    Ctrl-C, 141 the reader of a pipe has gone.""",
+    help=_paragraphs(_HELP),
     rich_markup_mode="rich",
 )
 
@@ -123,19 +115,32 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+#: The first screen, above the next command.
+_WELCOME = """\
+bench measures how a PyTorch training scales, and which size to use.
+  bench init          write a matrix: what to measure
+  bench plan MATRIX   check it, write scripts, show the cost
+  bench submit        start the runs (see bench status)
+  bench report        which size to use, how sure, and why
+  bench doctor        why runs failed or are slow
+More: bench --help"""
+
+
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: bool = typer.Option(
         False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
-    pass
+    if ctx.invoked_subcommand is None:
+        root = Path(os.environ.get("BENCH_RESULTS") or "results")
+        show(f"{_WELCOME}\nnext: {step_in_folder(root)}")
 
 
-for _name, _command in COMMANDS.items():
-    # One line per paragraph, which the terminal wraps; examples keep line breaks.
-    _text = re.sub(r"(?<!\n)\n(?!\n|Example|bench )", " ", inspect.getdoc(_command) or "")
-    app.command(_name, help=_text)(_command)
+for _command in COMMANDS:
+    _name = _command.__name__.removesuffix("_command")
+    app.command(_name, help=_paragraphs(_command.__doc__ or ""))(_command)
 
 
 def main() -> None:

@@ -20,13 +20,14 @@ from ddp_scaling_bench.units import join_names
 from ddp_scaling_bench.variables import is_shown
 from ddp_scaling_bench.version import __version__
 
+from .jobs.slurm.parsing import expand_hosts
 from .matrix.cell import Cell, Resources, Run, value_text
 from .matrix.checks import plan_warnings
 from .matrix.document import Document
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
 from .matrix.schema import Matrix
-from .matrix.warnings import PlanWarning
+from .matrix.warnings import LongNodelist, PlanWarning
 from .package import package_name, write_package
 from .render import Renderer
 from .study.layout import StudyFolder
@@ -59,6 +60,10 @@ def make_plan(path: Path, *, site: Path | None = None) -> Plan:
     cells = expand(matrix, document)
     runs = ordered_runs(cells, seed=matrix.seed)
     warnings = [*document.warnings, *plan_warnings(matrix, document, cells)]
+    hosts, nodes = len(expand_hosts(matrix.cluster.nodelist or "")), min(cell.nodes for cell in cells)
+    if hosts > nodes:
+        line = document.line(("cluster", "nodelist"))
+        warnings.append(LongNodelist(hosts=hosts, nodes=nodes, path=document.path, line=line))
     return Plan(matrix, document, cells, runs, warnings)
 
 
@@ -237,13 +242,14 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 def _physical(cell: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a cell in plan.json that affect its runs, by name."""
     others = ["series", "modes", "script", "swept", "workload", "env", "argv", "planned_epochs", "packages"]
-    others += ["repeats", "resources"]
+    others += ["repeats", "resources", "texts"]
     values = {key: value for key, value in cell.items() if key not in others} | {"command": cell.get("argv")}
     variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
     resources = cell.get("resources") or {}
     whole = {name: resources.get(name) for name in ("exclusive", "gpu_type")}
     whole["command_per"] = cell.get("command_per") or ""
-    return {**values, **whole, **(cell.get("workload") or {}), **variables}
+    texts = {f"{{{name}}}": text for name, text in (cell.get("texts") or {}).items()}
+    return {**values, **whole, **(cell.get("workload") or {}), **variables, **texts}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

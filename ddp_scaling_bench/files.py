@@ -34,7 +34,9 @@ def digest_of(path: str | Path) -> str:
     """Return the SHA-256 of a file that :func:`read_bytes` would read; raise OSError for other files."""
     digest = hashlib.sha256()
     with open(path, "rb", buffering=0, opener=bounded_file) as file:
-        while block := file.read(1 << 20):
+        # Most files are small: a buffer of 1 MiB for each of thousands would take longer than reading them.
+        portion = min(os.fstat(file.fileno()).st_size + 1, 1 << 20)
+        while block := file.read(portion):
             digest.update(block)
     return digest.hexdigest()
 
@@ -54,19 +56,25 @@ def owner_readable(path: str, flags: int) -> int:
 
 def regular_file(path: str, flags: int) -> int:
     """Open a file for ``open(..., opener=...)``; raise OSError for FIFOs and devices, which could block."""
+    return _regular(path, flags)[0]
+
+
+def _regular(path: str, flags: int) -> tuple[int, int]:
+    """Open a regular file; return its descriptor and its size."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(mode := status.st_mode):
         os.close(descriptor)
         number = errno.EISDIR if stat.S_ISDIR(mode) else NOT_REGULAR
         what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "It is not a regular file"
         raise OSError(number, what, path)
-    return descriptor
+    return descriptor, status.st_size
 
 
 def bounded_file(path: str, flags: int) -> int:
     """Open a file as :func:`regular_file`; raise OSError if it is larger than :data:`LARGEST_BYTES`."""
-    descriptor = regular_file(path, flags)
-    if os.fstat(descriptor).st_size > LARGEST_BYTES:
+    descriptor, size = _regular(path, flags)
+    if size > LARGEST_BYTES:
         os.close(descriptor)
         raise OSError(errno.EFBIG, f"it is larger than {LARGEST_BYTES >> 30} GiB", path)
     return descriptor

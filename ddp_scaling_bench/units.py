@@ -52,7 +52,7 @@ def parse_duration_s(text: str | int | float) -> int:
     else:
         total = _clock_s(written)
     if not 1 <= total < 366 * 86400:
-        raise ValueError(f"{written!r} is not a duration between 1 second and a year")
+        raise ValueError(f"{written!r} is not a duration between 1 second and a year; write one such as 20m")
     return round(total)
 
 
@@ -60,7 +60,7 @@ def _clock_s(written: str) -> float:
     """Parse Slurm's forms ``m:s``, ``h:m:s``, ``d-h``, ``d-h:m`` and ``d-h:m:s``."""
     match = _CLOCK.fullmatch(written)
     if not match or (":" not in written and "-" not in written):
-        raise ValueError(f"{written!r} is not a duration {DURATION_FORMS}")
+        raise ValueError(f"{written!r} is not a duration; write one {DURATION_FORMS}")
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
     if days is not None:
@@ -88,7 +88,7 @@ def parse_count(text: str | int) -> int:
     """
     match = _COUNT.fullmatch(str(text).strip())
     if not match:
-        raise ValueError(f"{text!r} is not a count such as 500000, 10M or 1.5B")
+        raise ValueError(f"{text!r} is not a count; write a number such as 500000, 10M or 1.5B")
     return round(float(match.group(1)) * _COUNT_FACTORS[match.group(2)])
 
 

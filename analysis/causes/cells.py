@@ -146,7 +146,8 @@ def divide_cell(runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence] = 
     active = {key for key, own in named.items() if all(any(one.timed for one in run) for run in own.values())}
     while True:
         divisions = [_divide_run(run, claims[run.run_id], active) for run in runs]
-        rows = {key: _row(key, divisions, runs, base_runs) for division in divisions for key in division}
+        keys = dict.fromkeys(key for division in divisions for key in division)
+        rows = {key: _row(key, divisions, runs, base_runs) for key in keys}
         weak = {key for key, row in rows.items() if not _is_certain(row)}
         if not weak:
             break
@@ -154,7 +155,16 @@ def divide_cell(runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence] = 
         active -= {key for key in weak if any(map(_has_own_time, by_cause[key].values()))} or weak
     alone = sorted((key for key in named.keys() - rows if _stands_alone(named[key], len(runs))), key=str)
     rows |= {key: CauseRow(key.cause, node=key.node, rank=key.rank) for key in alone}
-    found = [row if row.is_rest else _with_evidence(row, by_cause[key]) for key, row in rows.items()]
+    taken = {
+        run.run_id: {key: math.fsum(parts.values()) for key, parts in one.items()}
+        for run, one in zip(runs, divisions, strict=True)
+    }
+    found = [
+        row
+        if row.is_rest
+        else _with_evidence(row, by_cause[key], {run: one.get(key, 0.0) for run, one in taken.items()})
+        for key, row in rows.items()
+    ]
     found.sort(key=lambda row: (row.is_rest, math.isnan(row.share), -row.share))
     rests = mean_parts([division[Key(NOT_EXPLAINED)] for division in divisions])
     return CellDivision(found, rests, mean_parts([_relative(run) for run in runs]))
@@ -162,8 +172,9 @@ def divide_cell(runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence] = 
 
 def _divide_run(run: RunEvidence, claims: Sequence[Claim], active: set[Key]) -> Division:
     """Divide the step of a run, relative to the mean step of the cell."""
-    scaled = [replace(one, share=one.share * run.factor) for one in claims if one.key in active]
-    return divide(_relative(run), scaled, reference=run.reference.parts if run.reference else None)
+    taken = [one for one in claims if one.key in active]
+    reference = run.reference.parts if run.reference else None
+    return divide(_relative(run), taken, reference=reference, factor=run.factor)
 
 
 def _relative(run: RunEvidence) -> Parts:
@@ -232,9 +243,13 @@ def _variance(values: Sequence[float]) -> float:
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
-def _with_evidence(row: CauseRow, claims: Mapping[str, Sequence[Claim]]) -> CauseRow:
-    """Add evidence to a row: the claims of the first run that shows the row's cause."""
-    run_id, first = next(iter(claims.items()))
+def _with_evidence(
+    row: CauseRow, claims: Mapping[str, Sequence[Claim]], taken: Mapping[str, float]
+) -> CauseRow:
+    """Add evidence to a row: the claims of the run whose share, in ``taken``, is closest to the mean."""
+    # Of two runs, both are equally close but for rounding: the first one is shown.
+    run_id = min(claims, key=lambda run: round(abs(taken[run] - row.share), 9) if known(row.share) else 0.0)
+    first = claims[run_id]
     # Without a share, longer parts are noise.
     shown = [claim for claim in first if known(row.share) or not math.isinf(claim.share)]
     evidence = [one for claim in shown for one in claim.evidence]

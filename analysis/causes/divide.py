@@ -94,18 +94,20 @@ class Claim:
         return Key(self.cause, self.node if self.rank is None else "", self.rank)
 
 
-def divide(parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = None) -> Division:
+def divide(
+    parts: Parts, claims: Sequence[Claim], *, reference: Parts | None = None, factor: float = 1.0
+) -> Division:
     """Return what each cause takes of each part, and the rest as ``not-explained``; the sum is the loss.
 
     ``parts`` are relative to the cell's mean step time; their sum is 1 if the run is as fast as the mean.
-    ``claims`` are the causes found in the run; they get their shares in this order.
+    ``claims`` are the causes found in the run; they get their shares, times ``factor``, in this order.
     ``reference`` contains the parts of the step at the rate of the baseline, relative to the step of this
     cell; it is None for a baseline.
     """
     left = dict(parts) if reference is None else _excess(parts, reference)
     division: dict[Key, dict[str, float]] = {}
     for claim in claims:
-        wanted = claim.share if claim.timed else 0.0
+        wanted = claim.share * factor if claim.timed else 0.0
         for part in (*claim.pools, WHOLE):
             amount = min(wanted, max(left.get(part, 0.0), 0.0))
             if amount > 0:

@@ -28,7 +28,7 @@ import numpy as np
 from analysis.data.columns import grouped
 from analysis.data.load import Study
 from analysis.stats.estimate import MIN_RUNS, Floats, log_moments, mean_interval
-from ddp_scaling_bench.files import read_json
+from ddp_scaling_bench.files import read_object
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import count
 
@@ -37,6 +37,8 @@ LARGE_BYTES = 4_000_000
 #: By collective with times in probes.json, the number k in busbw = bytes / time · k(N − 1)/N.
 _ROUNDS_OF: Final = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 _FEWEST_SIZES = 3
+#: With thousands of runs, pathlib would take longer than reading.
+_PROBES = RunFolder(Path()).probes.name
 _ROUNDS = 50
 
 
@@ -165,7 +167,7 @@ def sweep_rows(study: Study) -> list[SweepRow]:
     """Return the collectives timed in all runs; malformed entries are ignored."""
     rows: list[SweepRow] = []
     for run in study.runs:
-        content = read_json(RunFolder(Path(run.values_folder)).probes) if run.values_folder else None
+        content = read_object(f"{run.values_folder}/{_PROBES}")[0] if run.values_folder else None
         if content is not None and content.get("schema") == 1:
             for collective in _ROUNDS_OF:
                 rows += _sizes(content, (run.run_id, run.cell_id), collective)

@@ -49,8 +49,8 @@ class SettingRow:
 
     def __str__(self) -> str:
         where = "over all sizes" if self.gpus is None else f"on {count(self.gpus, 'rank')}"
-        sure = probability_text(self.p)
-        return f"{self.setting}: {self.value} {self.ratio} of {self.other} {where}{sure and f', {sure}'}"
+        ratio = f"{self.setting} {self.value}: {self.ratio} the rate of {self.other} {where}"
+        return ", ".join(filter(None, (ratio, probability_text(self.p))))
 
     @property
     def ratio(self) -> str:

@@ -64,7 +64,7 @@ class StrategyRow:
             f"{row.gpus} ({layout(row)})",
             whole(row.global_batch),
             f"{fraction(compared.ratio)} {fractions(compared.low, compared.high)}".strip(),
-            efficiency_text(row.efficiency, row.efficiency_low, row.efficiency_high),
+            efficiency_text(row),
             *(_COLUMNS[name].form(getattr(row, name)) for name in _MEASURED),
         )
 

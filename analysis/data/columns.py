@@ -47,9 +47,9 @@ def part_title(part: str) -> str:
 SAME_UNIT = 0.01
 
 
-#: Views of a table: the CSV file for programs, the page, Markdown and LaTeX, and the proposal.
-CSV, PAGE, TEXT, PROPOSAL = "csv", "page", "text", "proposal"
-_TABLES, _ALL = (CSV, PAGE, TEXT), (CSV, PAGE, TEXT, PROPOSAL)
+#: Views of a table: the CSV file for programs, the page, and the narrow tables for papers and proposals.
+CSV, PAGE, TEXT = "csv", "page", "text"
+_TABLES, _ALL = (CSV, PAGE), (CSV, PAGE, TEXT)
 
 
 class Column(NamedTuple):
@@ -107,8 +107,8 @@ def _reading(
     return Column(meaning, unit, (PAGE,), heading, form, "further", source=source, over_epochs=over_epochs)
 
 
-def _factor(meaning: str, heading: str, views: tuple[str, ...] = _TABLES) -> Column:
-    return Column(meaning, "", views, heading, fraction, "further")
+def _factor(meaning: str, heading: str) -> Column:
+    return Column(meaning, "", _TABLES, heading, fraction, "further")
 
 
 three_digits = partial(number, digits=3)
@@ -296,24 +296,20 @@ class ScalingRow(Measurements):
         str,
         Column("cell and its series", "", (CSV, PAGE), "Cell", level="always", below=_series_and_mode),
     ] = ""
-    series: Annotated[str, Column("series, as the plan names it", "", (CSV, TEXT), "Series")] = ""
+    series: Annotated[str, Column("series, as the plan names it")] = ""
     baseline: Annotated[str, Column("size of the baseline; empty without one")] = ""
-    mode: Annotated[str, Column("strong, weak or empty, by the batches", "", (CSV, TEXT), "Mode")] = ""
+    mode: Annotated[str, Column("strong, weak or empty, by the batches")] = ""
     launcher: Annotated[str, Column("srun, torchrun or own")] = ""
     backend: Annotated[str, Column("nccl or gloo")] = ""
-    nodes: Annotated[int, Column("number of nodes", "", (CSV, TEXT, PROPOSAL), "Nodes", whole)] = 0
-    gpus_per_node: Annotated[
-        str, Column("ranks per node; 4+2 if nodes differ", "", (CSV, PROPOSAL), "Ranks per node")
-    ] = ""
+    nodes: Annotated[int, Column("number of nodes", "", (CSV, TEXT), "Nodes", whole)] = 0
+    gpus_per_node: Annotated[str, Column("ranks per node; 4+2 if nodes differ")] = ""
     gpus: Annotated[
         int, Column("number of ranks: nodes × ranks per node", "", _ALL, "Ranks", whole, below=layout)
     ] = 0
     global_batch: Annotated[
         float, Column("samples per step of all ranks", "", _ALL, "Batch", whole, below=_batch_per_rank)
     ] = math.nan
-    per_gpu_batch: Annotated[
-        float, Column("samples per rank and micro-batch", "", (CSV, TEXT), "Per rank", whole)
-    ] = math.nan
+    per_gpu_batch: Annotated[float, Column("samples per rank and micro-batch")] = math.nan
     model_parallel: Annotated[float, _internal("ranks that share one replica of the model")] = 1
     tokens_per_sample: Annotated[float, _internal("tokens of a sample, if people read rates in tokens/s")] = (
         math.nan
@@ -328,7 +324,7 @@ class ScalingRow(Measurements):
     throughput_low: Annotated[float, _end(_TABLES, "samples/s")] = math.nan
     throughput_high: Annotated[float, _end(_TABLES, "samples/s")] = math.nan
     step_time_sec: Annotated[
-        float, Column("time per global batch", "s", _ALL, "Step (ms)", _milliseconds)
+        float, Column("time per global batch", "s", _TABLES, "Step (ms)", _milliseconds)
     ] = math.nan
     speedup: Annotated[
         float,
@@ -345,24 +341,22 @@ class ScalingRow(Measurements):
             ends="efficiency",
         ),
     ] = math.nan
-    efficiency_low: Annotated[float, _end(_ALL)] = math.nan
-    efficiency_high: Annotated[float, _end(_ALL)] = math.nan
+    efficiency_low: Annotated[float, _end(_TABLES)] = math.nan
+    efficiency_high: Annotated[float, _end(_TABLES)] = math.nan
     load_balance: Annotated[float, _factor("load balance: mean / longest useful time of the ranks", "LB")] = (
         math.nan
     )
     comm_efficiency: Annotated[
         float, _factor("communication efficiency: longest useful time of a rank / step time", "CommE")
     ] = math.nan
-    pop_parallel_efficiency: Annotated[
-        float, _factor("parallel efficiency of POP: LB · CommE", "PE", (CSV, PAGE))
-    ] = math.nan
+    pop_parallel_efficiency: Annotated[float, _factor("parallel efficiency of POP: LB · CommE", "PE")] = (
+        math.nan
+    )
     computational_scalability: Annotated[
         float,
         _factor("computational scalability: useful time per sample at the baseline / at this size", "CompS"),
     ] = math.nan
-    global_efficiency: Annotated[float, _factor("global efficiency: PE · CompS", "GE", (CSV, PAGE))] = (
-        math.nan
-    )
+    global_efficiency: Annotated[float, _factor("global efficiency: PE · CompS", "GE")] = math.nan
     node_hours: Annotated[
         float, Column("mean cost of a run", "node-hours", _TABLES, "Node-h", three_digits, "further")
     ] = math.nan
@@ -371,7 +365,7 @@ class ScalingRow(Measurements):
         str,
         Column(
             "remarks: missing runs, replaced baseline, neither strong nor weak scaling; else empty",
-            views=(CSV, PAGE),
+            views=_TABLES,
             heading="Remark",
             form=partial(one_line, limit=240),
             level="always",
@@ -382,7 +376,7 @@ class ScalingRow(Measurements):
         float,
         Column(
             "efficiency per doubling from the next smaller size; 0.75: twice the ranks are 1.5 times as fast",
-            views=(CSV, PAGE),
+            views=_TABLES,
             heading="Per doubling",
             form=fraction,
             level="further",
@@ -402,7 +396,7 @@ class ScalingRow(Measurements):
         float,
         Column(
             "parallel efficiency over all runs, including those left out",
-            views=(CSV, PAGE),
+            views=_TABLES,
             heading="E, all runs",
             form=fraction,
             level="further",
@@ -413,7 +407,7 @@ class ScalingRow(Measurements):
         Column(
             "efficient, at-the-guide, probable, inefficient, cannot-tell, few-runs, not-valid, baseline, "
             "no-advice, no-result",
-            views=(CSV, PAGE),
+            views=_TABLES,
             heading="Verdict",
             form=lambda kind: str(kind).replace("-", " "),
         ),
@@ -421,7 +415,7 @@ class ScalingRow(Measurements):
 
     p_guide: Annotated[
         float,
-        Column("probability that the efficiency is at least 0.8", "", (CSV, PAGE), "P", fraction, "further"),
+        Column("probability that the efficiency is at least 0.8", "", _TABLES, "P", fraction, "further"),
     ] = math.nan
     recommended: Annotated[bool, Column("whether this is the size to use")] = False
 

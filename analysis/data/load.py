@@ -144,7 +144,8 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
         BenchError: there is no plan.json, or this version cannot read it.
     """
     planned = open_study(StudyFolder(Path(path)))
-    records = records or planned.records()
+    attempts = planned.ledger.attempts()
+    records = records or planned.records(attempts)
     known = [records.get(run.run_id) or Record(run_id=run.run_id) for run in planned.runs]
     runs = [_run_row(planned, run, record) for run, record in zip(planned.runs, known, strict=True)]
     for run, record, own in zip(runs, known, planned.runs, strict=True):
@@ -158,7 +159,7 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
         runs,
         epochs,
         remarks=_remarks(planned),
-        earlier=_earlier(planned, known),
+        earlier=_earlier(planned, known, attempts),
         records={run.run_id: record for run, record in zip(runs, known, strict=True)},
         facts=facts,
     )
@@ -220,7 +221,7 @@ def _run_row(planned: PlannedStudy, run: Run, record: Record) -> RunRow:
         order=run.order,
         attempt=record.attempt or None,
         state=str(record.state),
-        reason=_reason(record, end),
+        reason=one_line(record.why, limit=1000),
         failure_class=end.failure_class,
         exit_code=end.exit_code,
         job_id=one_line(record.job_id) or None,
@@ -247,9 +248,9 @@ def _find_folder(planned: PlannedStudy, run: RunRow, record: Record, *, is_recor
     """Set the folders of an attempt, and say in its reason what is missing or was changed."""
     if not record.attempt:
         return
-    folder = planned.run_folder(record).path
-    if folder.is_dir():
-        run.folder = run.values_folder = str(folder)
+    folder = str(planned.run_folder(record).path)
+    if os.path.isdir(folder):  # noqa: PTH112 (for each run)
+        run.folder = run.values_folder = folder
     elif record.state.ended:
         _add_reason(run, f"the folder of attempt {record.attempt} is missing")
     if run.folder and run.state == RunState.COMPLETED and is_recorded and (damage := find_damage(run.folder)):
@@ -261,9 +262,10 @@ def _add_reason(run: RunRow, text: str) -> None:
     run.reason = "; ".join(filter(None, (run.reason, text)))
 
 
-def _earlier(planned: PlannedStudy, known: Sequence[Record]) -> list[RunRow]:
+def _earlier(
+    planned: PlannedStudy, known: Sequence[Record], attempts: Mapping[str, Mapping[int, Record]]
+) -> list[RunRow]:
     """Return the rows of the attempts before the latest one of each run; withdrawn attempts never started."""
-    attempts = planned.ledger.attempts()
     return [
         _run_row(planned, run, record)
         for run, latest in zip(planned.runs, known, strict=True)
@@ -281,15 +283,6 @@ def _remarks(planned: PlannedStudy) -> list[str]:
     shown = listed([one_line(name, limit=80) for name in unplanned], limit=4)
     text = f"Not in the plan and ignored: {count(len(unplanned), 'folder')} in runs/ ({shown})"
     return [text] if unplanned else []
-
-
-def _reason(record: Record, end: End) -> str:
-    parts = [record.reason]
-    if end.cause:
-        parts.append(f"cause: {end.cause.cause} ({end.cause.remedy})")
-    if line := end.log_line:
-        parts.append(f"{line.get('path')}:{line.get('line')}: {line.get('text')}")
-    return "; ".join(one_line(part, limit=1000) for part in parts if part)
 
 
 def _evidence(end: End) -> tuple[str, ...]:

@@ -50,9 +50,10 @@ def with_layout(row: Size) -> str:
     return f"{ranks(row)} ({layout(row)})" if nodes_known(row) else ranks(row)
 
 
-def job_size(row: Size) -> str:
-    """Return ``8 ranks on 2 nodes``, the size of a job request."""
-    return f"{ranks(row)} on {count(int(row.nodes), 'node')}" if nodes_known(row) else ranks(row)
+def job_size(row: Size, device: str = "rank") -> str:
+    """Return ``8 ranks on 2 nodes``, the size of a job request; ``device`` is the noun that is counted."""
+    amount = count(int(row.gpus), device)
+    return f"{amount} on {count(int(row.nodes), 'node')}" if nodes_known(row) else amount
 
 
 def devices(row: Size, kind: str, *, counted: bool) -> str:

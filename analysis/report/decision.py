@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import NOT_EXPLAINED, WHOLE
@@ -12,9 +12,10 @@ from analysis.causes.table import rest_parts
 from analysis.checks.scaling_table import TogetherUnknown
 from analysis.data.columns import RunRow, ScalingRow, by_series, grouped, part_title
 from analysis.data.names import layout, nodes_known, ranks, short_labels, with_layout
-from analysis.decide import Verdict, VerdictKind, efficiency_text, probability_text, what_decides
+from analysis.decide import AT_GUIDE, Verdict, VerdictKind, efficiency_text, probability_text, what_decides
 from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
+from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import outcome_of, outcome_text, outcomes_text
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, one_line
@@ -28,8 +29,6 @@ _MOST_SIZES, _FEWEST_SIZES = 16, 5
 #: Maximum number of sizes, and of things that went wrong, that a line names.
 _MAX_NAMED = 3
 _WAITING = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
-#: With such a verdict, a size that is larger than the recommended one may be as good.
-_OPEN = (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT, VerdictKind.CANNOT_TELL, VerdictKind.PROBABLE)
 #: Verdicts whose reason is the largest loss.
 _EXPLAINED = (VerdictKind.INEFFICIENT, VerdictKind.AT_THE_GUIDE, VerdictKind.CANNOT_TELL)
 #: Sizes of which the runs show that they are not efficient.
@@ -53,7 +52,7 @@ class SizeRow:
     over_smaller: str
     cost: str
     loss: str
-    folded: bool = False
+    folded: bool
 
 
 @dataclass(frozen=True)
@@ -100,32 +99,31 @@ class Decision:
 
 def decisions(results: Results) -> list[Decision]:
     """Return the table of each scaling mode, in the plan's order."""
-    modes = grouped(results.rows, lambda row: row.mode)
-    return [_decision(mode, rows, results) for mode, rows in modes.items()]
-
-
-def _decision(mode: str, rows: Sequence[ScalingRow], results: Results) -> Decision:
-    series = by_series(rows)
-    shown = {name: _with_baseline(series[name]) for name in _chosen(series, results)}
-    every = [row for own in shown.values() for row in own]
-    hidden = {row.series for row in rows} - {row.series for row in every}
-    labels, shared = short_labels(results.parts, shown)
     on_gpus = all(cell.device == "cuda" for cell in results.study.cells.values())
-    alone = list(labels.values()) if len(shown) == 1 else []
-    most = max(_MOST_SIZES // len(shown), _FEWEST_SIZES)
-    few = [f"{len(shown)} of {len(shown) + len(hidden)} series"] if hidden else []
-    return Decision(
-        mode=mode,
-        title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
-        caption=", ".join(filter(None, [*alone, shared, *few])),
-        cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
-        groups=[
-            ("" if alone else labels[name], _size_rows(own, results, on_gpus=on_gpus, most=most))
+    found = []
+    for mode, rows in grouped(results.rows, lambda row: row.mode).items():
+        series = by_series(rows)
+        shown = {name: _with_baseline(series[name]) for name in _chosen(series, results)}
+        kept = _unfolded(shown, results)
+        hidden = {row.series for row in rows} - {row.series for own in shown.values() for row in own}
+        labels, shared = short_labels(results.parts, shown)
+        alone = list(labels.values()) if len(shown) == 1 else []
+        few = [f"{len(shown)} of {len(shown) + len(hidden)} series"] if hidden else []
+        groups = {
+            name: [_size_row(row, results, on_gpus=on_gpus, folded=row.place not in kept) for row in own]
             for name, own in shown.items()
-        ],
-        answers=[_answer("" if alone else labels[name], own, results) for name, own in shown.items()],
-        lines=_lines({labels[name]: own for name, own in shown.items()}, results),
-    )
+        }
+        decision = Decision(
+            mode=mode,
+            title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
+            caption=", ".join(filter(None, [*alone, shared, *few])),
+            cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
+            groups=[("" if alone else labels[name], own) for name, own in groups.items()],
+            answers=[_answer("" if alone else labels[name], own, results) for name, own in shown.items()],
+            lines=_lines({labels[name]: own for name, own in shown.items()}, results),
+        )
+        found.append(decision)
+    return found
 
 
 def _chosen(series: Mapping[str, Sequence[ScalingRow]], results: Results) -> list[str]:
@@ -149,28 +147,30 @@ def _with_baseline(rows: Sequence[ScalingRow]) -> list[ScalingRow]:
     return [*others, *sorted(rows, key=lambda row: (row.gpus, row.nodes))]
 
 
-def _size_rows(rows: Sequence[ScalingRow], results: Results, *, on_gpus: bool, most: int) -> list[SizeRow]:
-    """Return the sizes of a series; of over ``most``, those that decide least are folded."""
+def _unfolded(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> set[int]:
+    """Return the places of the sizes that are not folded: of each series, those that decide most."""
+    most = max(_MOST_SIZES // len(shown), _FEWEST_SIZES)
 
-    def weight(row: ScalingRow) -> tuple[bool, bool, int]:
+    def weight(row: ScalingRow, last: ScalingRow) -> tuple[bool, bool, int]:
         verdict = results.verdicts[row.place]
-        ends = row.is_base or row is rows[-1]
+        ends = row.is_base or row is last
         return verdict.recommended or ends, verdict.kind is not VerdictKind.EFFICIENT, row.gpus
 
-    chosen = sorted(rows, key=weight, reverse=True)[:most] if len(rows) > most + 1 else rows
-    kept = {row.place for row in chosen}
-    texts = ((row, _size_row(row, results, on_gpus=on_gpus)) for row in rows)
-    return [replace(own, folded=row.place not in kept) for row, own in texts]
+    kept = set()
+    for rows in shown.values():
+        by_weight = sorted(rows, key=lambda row: weight(row, rows[-1]), reverse=True)
+        kept |= {row.place for row in (by_weight[:most] if len(rows) > most + 1 else rows)}
+    return kept
 
 
-def _size_row(row: ScalingRow, results: Results, *, on_gpus: bool) -> SizeRow:
+def _size_row(row: ScalingRow, results: Results, *, on_gpus: bool, folded: bool) -> SizeRow:
     verdict = results.verdicts[row.place]
     division = results.divisions.get(row.place) if verdict.kind is not VerdictKind.NOT_VALID else None
     title, share = main_loss(division) if division and row.n else (MISSING, math.nan)
     return SizeRow(
         ranks=f"{row.gpus:,}",
         layout=", ".join(filter(None, [layout(row), "" if row.ddp else WORDS["decision"]["no_ddp"]])),
-        efficiency=_efficiency(row),
+        efficiency=efficiency_text(row),
         verdict=_verdict_text(row, results),
         lacking=_lacking(row, results.frames.runs_of_cells.get(row.cell_id, ())),
         kind=verdict.kind,
@@ -179,11 +179,8 @@ def _size_row(row: ScalingRow, results: Results, *, on_gpus: bool) -> SizeRow:
         over_smaller=_over_smaller(row),
         cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
         loss=_with_share(title, share),
+        folded=folded,
     )
-
-
-def _efficiency(row: ScalingRow) -> str:
-    return efficiency_text(row.efficiency, row.efficiency_low, row.efficiency_high)
 
 
 def _over_smaller(row: ScalingRow) -> str:
@@ -211,14 +208,21 @@ def _verdict_text(row: ScalingRow, results: Results) -> str:
     if verdict.kind is VerdictKind.NOT_VALID and verdict.error:
         return f"{text}: {heading(verdict.error)}"
     if verdict.kind is VerdictKind.FEW_RUNS:
-        return f"{_few_runs(verdict, row)}, {text}"
+        return _few_runs(verdict, row)
     sure = probability_text(verdict.p).replace(" ", "\N{NO-BREAK SPACE}")
-    return use + ", ".join(filter(None, (text, sure)))
+    # The row shows the efficiency relative to the baseline.
+    of_other = _judged(verdict, row) if verdict.judged and verdict.judged.reference is not row.base else ""
+    return use + ", ".join(filter(None, (text, of_other, sure)))
 
 
 def _few_runs(verdict: Verdict, row: ScalingRow) -> str:
-    fewest = min(row.n, verdict.judged.reference.n if verdict.judged else row.n)
-    return "single run" if fewest == 1 else count(fewest, "run")
+    """Return the verdict on a size of which, or of whose reference, there are few runs."""
+    reference = verdict.judged.reference if verdict.judged else row
+    fewest = min(row, reference, key=lambda one: one.n)
+    runs = "single run" if fewest.n == 1 else count(fewest.n, "run")
+    of_other = "" if fewest is row else f" of {ranks(fewest)}"
+    clear = verdict.judged and verdict.judged.efficiency < GUIDE * (1 - AT_GUIDE)
+    return f"{runs}{of_other}, {WORDS['verdicts'][verdict.kind]}{f', below {GUIDE}' if clear else ''}"
 
 
 def _lacking(row: ScalingRow, runs: Sequence[RunRow]) -> str:
@@ -322,9 +326,14 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
 
 
 def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:
+    if len({row.gpus for row in rows}) == 1:
+        return str(WORDS["decision"]["one_size"])
     base = next((row for row in rows if row.is_base), None)
     ruled_out = {*_NOT_EFFICIENT, VerdictKind.NO_RESULT}
     larger_kinds = {results.verdicts[row.place].kind for row in rows if base and row.gpus > base.gpus}
+    if base and VerdictKind.AT_THE_GUIDE in larger_kinds <= ruled_out:
+        at_guide = _named(_of_kind(rows, results, VerdictKind.AT_THE_GUIDE))
+        return f"no larger size is clearly above {GUIDE}: {at_guide} at {GUIDE}"
     if base and VerdictKind.INEFFICIENT in larger_kinds <= ruled_out:
         return f"use no more than {with_layout(base)}"
     return str(WORDS["decision"]["open"])
@@ -343,17 +352,19 @@ def _others(rows: Sequence[ScalingRow], results: Results, recommended: int) -> s
 
 
 def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
-    """Return the efficiency of the only one of these sizes, and the loss of the first one, in parentheses."""
-    verdict, losses = results.verdicts[rows[0].place], [_loss(row, results) for row in rows]
-    parts = [_efficiency(rows[0]), probability_text(verdict.p)] if len(rows) == 1 and known(verdict.p) else []
-    parts += [f"lost: {losses[0]}"] if losses[0] and verdict.kind in _EXPLAINED else []
+    """Return the efficiency of the only one of these sizes, or the loss of the first one, in parentheses."""
+    verdict, loss = results.verdicts[rows[0].place], _loss(rows[0], results)
+    is_known = len(rows) == 1 and known(verdict.p)
+    parts = [_judged(verdict, rows[0]), probability_text(verdict.p)] if is_known else []
+    at = f" at {_size(rows[0])}" if len(rows) > 1 else ""
+    parts += [f"lost: {loss}{at}"] if loss and verdict.kind in _EXPLAINED else []
     return f" ({', '.join(parts)})" * bool(parts)
 
 
 def _short_verdict(verdict: Verdict, row: ScalingRow) -> str:
     """Return a verdict without P."""
-    text = str(WORDS["verdicts"][verdict.kind])
-    return f"{_few_runs(verdict, row)}, {text}" if verdict.kind is VerdictKind.FEW_RUNS else text
+    is_few = verdict.kind is VerdictKind.FEW_RUNS
+    return _few_runs(verdict, row) if is_few else str(WORDS["verdicts"][verdict.kind])
 
 
 def _loss(row: ScalingRow, results: Results) -> str:
@@ -370,13 +381,13 @@ def _judged(verdict: Verdict, row: ScalingRow) -> str:
     """Return the efficiency that a verdict is about, and its reference if that is not the baseline."""
     judged = verdict.judged
     if judged is None or judged.reference is row.base:
-        return _efficiency(row)
-    return f"{judged} of {_size(judged.reference)}"
+        return efficiency_text(row)
+    return f"{efficiency_text(judged)} of {_size(judged.reference)}"
 
 
 def _beware(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return a slow baseline, and sizes that are slower than smaller ones."""
-    return "" if several else messages(results.choices[rows[-1].series].findings)
+    return messages(results.choices[rows[-1].series].findings)
 
 
 def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
@@ -388,12 +399,21 @@ def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> 
             found.append(f"{sizes if len(own) < len(rows) else 'all sizes'}: {WORDS['verdicts'][kind]}")
     undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL, VerdictKind.FEW_RUNS)
     if undecided and not several:
-        settled = what_decides(results.verdicts[undecided[0].place], undecided[0])
-        found.append(f"whether {_named(undecided)} reach {GUIDE}: {settled}")
+        few = len(_of_kind(undecided, results, VerdictKind.FEW_RUNS))
+
+        def needs(row: ScalingRow) -> str:
+            verdict = results.verdicts[row.place]
+            if few < 2 or verdict.kind is not VerdictKind.FEW_RUNS or not verdict.judged:
+                return what_decides(verdict, row)
+            reference = ranks(verdict.judged.reference)
+            return f"an interval needs {MIN_RUNS} undisturbed runs of each and of {reference}"
+
+        texts = grouped(undecided, needs)
+        found += [f"whether {_named(own)} reach {GUIDE}: {text}" for text, own in texts.items()][:_MAX_NAMED]
     unjudged = [row for row in _of_kind(rows, results, VerdictKind.NO_ADVICE) if row.facts]
-    for reason, own in grouped(unjudged, lambda row: one_line(row.facts[-1].message, limit=160)).items():
+    for reason, own in grouped(unjudged, lambda row: one_line(row.facts[-1].message, limit=300)).items():
         found.append(f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}")
-    return "; ".join(found)
+    return "; ".join(dict.fromkeys(found))
 
 
 # -- the main loss --------------------------------------------------------------------
@@ -412,5 +432,5 @@ def main_loss(division: CellDivision) -> tuple[str, float]:
     rest = next(one for one in division.rows if one.cause == NOT_EXPLAINED)
     if not rest.share_low <= 0:
         shares += [(part_title(part.part), part.share) for part in rest_parts(division)]
-    title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0)
+    title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0, default=("", math.nan))
     return (title, share) if share >= LEAST_LOSS else ("cannot tell", math.nan)

@@ -95,6 +95,11 @@ class Results:
         return label if not mode else title if label == mode else f"{title}, {label}"
 
     @cached_property
+    def device(self) -> str:
+        """What sizes count: ``GPU``, or ``rank`` if not all ranks have one."""
+        return "GPU" if all(cell.device == "cuda" for cell in self.study.cells.values()) else "rank"
+
+    @cached_property
     def attempts(self) -> list[RunRow]:
         """All attempts of the runs, see :func:`analysis.stats.attempts.all_attempts`."""
         return all_attempts(self.study, self.frames.runs)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from operator import attrgetter
-from typing import Any, get_type_hints
+from itertools import zip_longest
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, get_type_hints
 
 import pandas as pd
 
 from analysis.causes.cells import CauseRow
-from analysis.checks.slow_ranks import MeanTimes
 from analysis.data.columns import (
     PAGE,
     PUBLISHED,
@@ -22,16 +22,24 @@ from analysis.data.columns import (
     RunRow,
     ScalingRow,
     columns_of,
+    distinct,
+    grouped,
 )
 from analysis.data.csv_files import csv_text
-from analysis.data.names import nodes_known
+from analysis.data.names import job_size, nodes_known
+from analysis.decide import efficiency_text
 from analysis.report.words import WORDS
-from analysis.stats.measured import outcome_text
 from analysis.stats.rates import RATES, SAMPLES, RateUnit, rate_unit
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
 from ddp_scaling_bench.finding import messages
-from ddp_scaling_bench.units import MISSING, capital, fraction, interval, known, number, percent, seconds
+from ddp_scaling_bench.units import (
+    MISSING,
+    capital,
+    known,
+    listed,
+    number,
+)
 
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
@@ -40,7 +48,6 @@ _PAGE_ROWS = 40
 STATIC_ROWS = 100
 MAX_ROWS = 10_000
 MAX_RUNS_LISTED = 500
-MAX_NODES_LISTED = 60
 
 #: Columns of report/causes.csv.
 CAUSE_COLUMNS = (
@@ -137,25 +144,13 @@ def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(CAUSE_COLUMNS)).astype({"rank": "Int64"})
 
 
-def shown_columns(view: str, record: type = ScalingRow, *, unit: RateUnit = SAMPLES) -> dict[str, Column]:
+def shown_columns(view: str, *, unit: RateUnit = SAMPLES) -> dict[str, Column]:
     """Return the columns of a view for people, in order."""
-    columns = columns_of(record).items()
+    columns = columns_of(ScalingRow).items()
     shown = {name: column for name, column in columns if column.heading and view in column.views}
-    rate = shown.get(RATES[0])
-    if rate and unit != SAMPLES:
-        shown[RATES[0]] = rate._replace(heading=unit.name.capitalize(), unit=unit.name)
+    if unit != SAMPLES:
+        shown[RATES[0]] = shown[RATES[0]]._replace(heading=unit.name.capitalize(), unit=unit.name)
     return shown
-
-
-def texts_of(rows: Sequence[ScalingRow], columns: Mapping[str, Column], view: str) -> list[list[str]]:
-    """Format rows as texts; a value is followed by its interval if the view contains the interval's ends."""
-    return [
-        [
-            f"{column.form(_value(row, name))} {_interval(row, column, view)}".strip()
-            for name, column in columns.items()
-        ]
-        for row in rows
-    ]
 
 
 def _value(row: ScalingRow, name: str) -> Any:
@@ -163,72 +158,120 @@ def _value(row: ScalingRow, name: str) -> Any:
     return getattr(row, name) if name != "nodes" or nodes_known(row) else None
 
 
-def _interval(row: ScalingRow, column: Column, view: str) -> str:
-    ends = [f"{column.ends}_{end}" for end in ("low", "high") if column.ends]
-    values = [getattr(row, name) for name in ends if view in columns_of(ScalingRow)[name].views]
-    return f"[{', '.join(map(column.form, values))}]" if values and all(map(known, values)) else ""
+# -- papers ---------------------------------------------------------------------------
 
 
-def notes(table: Sequence[ScalingRow]) -> list[str]:
-    """Return the notes under a table: formulas, baselines and abbreviations."""
-    texts = []
+class TextTable(NamedTuple):
+    """A narrow table: headings, the title (empty if it is alone) and the rows of each series, and notes."""
+
+    headings: Sequence[str]
+    series: Sequence[tuple[str, Sequence[Sequence[str]]]]
+    notes: Sequence[str] = ()
+
+
+def text_table(
+    rows: Sequence[ScalingRow], titles: Mapping[str, str], *, device: str = "rank", limits: Sequence[str] = ()
+) -> TextTable:
+    """Return the columns in which rows differ, as texts; what they share is in the notes.
+
+    ``titles`` are those of the series. They state a constant batch, so only rows without a scaling mode have
+    a column of it. ``device``, ``rank`` or ``GPU``, is what is counted. ``limits`` are letters of each row.
+    """
+    unit = rate_unit(rows)
+    columns, in_unit = shown_columns(TEXT, unit=unit), unit.rows(rows)
+    texts = {name: [column.form(_value(row, name)) for row in in_unit] for name, column in columns.items()}
+    texts["efficiency"] = [*map(efficiency_text, rows)]
+    runs = zip_longest(texts.pop("n"), limits, fillvalue="")
+    texts["n"] = [f"{n} ({letters})" if letters else n for n, letters in runs]  # the last column
+    if all(row.mode for row in rows):
+        del texts["global_batch"]
+    filled = {name: own for name, own in texts.items() if {*own} - {MISSING, ""}}
+    shared = [name for name in ("nodes", "global_batch") if len({*filled.get(name, ())}) == 1 < len(rows)]
+    headings = {name: column.heading for name, column in columns.items()}
+    headings |= {"gpus": f"{capital(device)}s", "n": "Runs"}
+    shown = [name for name in filled if name not in shared]
+    lines = [(row.series, [filled[name][at] for name in shown]) for at, row in enumerate(rows)]
+    series = [
+        (titles.get(name, name), [own for _, own in rows])
+        for name, rows in grouped(lines, itemgetter(0)).items()
+    ]
+    notes = [*_formulas(rows, titles, device), *(f"{headings[name]}: {filled[name][0]}." for name in shared)]
+    if any(known(row.efficiency_low) for row in rows):
+        notes.append(
+            "Brackets: 95 % confidence interval over the runs (Student's or Welch's t on their logarithms)."
+        )
+    if any(limits):
+        notes.append("Letters: see Limits.")
+    if any(MISSING in filled[name] for name in shown):
+        notes.append(f"{MISSING}: not measured.")
+    alone = [("", own) for _, own in series] if len(series) == 1 else series
+    return TextTable([headings[name] for name in shown], alone, notes)
+
+
+def _formulas(rows: Sequence[ScalingRow], titles: Mapping[str, str], device: str) -> Iterator[str]:
+    """Yield the formulas of each scaling mode with its baselines."""
     for mode in ("strong", "weak"):
-        names = sorted({row.baseline for row in table if row.mode == mode} - {""})
-        words = WORDS["modes"][mode]
-        if names:
-            shown = ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        own = [row for row in rows if row.mode == mode and row.base]
+        if own:
+            words, series = WORDS["modes"][mode], distinct(row.series for row in own)
+            title = titles.get(series[0], words["title"]) if len(series) == 1 else words["title"]
             formula = words["formula"].replace("N₀", "N0").replace("·", " ")  # some LaTeX fonts lack them
-            texts.append(
-                f"{words['title']}: {formula}, {words['constant']} constant; "
-                f"T: time per step; baseline N0: {shown}."
-            )
-    texts.append(
-        "n: runs in the results; brackets: 95 % confidence intervals (Student's or Welch's t on the "
-        "logarithms of the runs' values), given for three or more runs. "
-        "LB: load balance, CommE: communication efficiency, CompS: computational scalability (POP). "
-        f"Node-h: node-hours of one run. {MISSING}: not measured."
-    )
-    return texts
+            bases = listed([*distinct(job_size(row.base, device) for row in own if row.base)], limit=4)
+            time = f"T: time per step on N {device}s"
+            yield f"{title}: {formula}, {words['constant']} constant; {time}; baseline N0: {bases}."
 
 
-def _for_people(table: Sequence[ScalingRow]) -> tuple[list[ScalingRow], dict[str, Column]]:
-    unit = rate_unit(table)
-    return unit.rows(table), shown_columns(TEXT, unit=unit)
+def markdown_rows(table: TextTable, *, align: str = "---:") -> str:
+    """Return a table in Markdown, without its notes."""
+    width = len(table.headings)
+    lines = [markdown_line(table.headings), f"|{f'{align}|' * width}"]
+    for title, rows in table.series:
+        lines += [markdown_line([title, *[""] * (width - 1)])] * bool(title) + list(map(markdown_line, rows))
+    return "\n".join(lines)
 
 
-def markdown_table(table: Sequence[ScalingRow]) -> str:
-    """Return the scaling table as Markdown, with notes and the reasons of missing runs."""
-    table, columns = _for_people(table)
-    lines = [markdown_line([column.heading for column in columns.values()]), "|" + "---|" * len(columns)]
-    lines += [markdown_line(texts) for texts in texts_of(table, columns, TEXT)]
-    lines += ["", *(f"{markdown(note)}\n" for note in notes(table))]
-    reasons = dict.fromkeys((row.cell_id, row.reason) for row in table if row.reason)
+def markdown_table(table: TextTable, rows: Sequence[ScalingRow] = ()) -> str:
+    """Return a table in Markdown with its notes, and the remarks on the cells of ``rows``."""
+    lines = [markdown_rows(table), "", *(f"{markdown(note)}\n" for note in table.notes)]
+    reasons = dict.fromkeys((row.cell_id, row.reason) for row in rows if row.reason)
     lines += [f"- {markdown(cell)}: {markdown(one_line(reason))}" for cell, reason in reasons]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def latex_table(table: Sequence[ScalingRow]) -> str:
-    """Return the scaling table with its notes as a LaTeX tabular or, if it is long, as a longtable."""
-    table, columns = _for_people(table)
-    align = "".join("r" if _is_numeric(name) else "l" for name in columns)
-    head = " & ".join(latex(column.heading) for column in columns.values()) + r" \\"
-    body = [" & ".join(map(latex, texts)) + r" \\" for texts in texts_of(table, columns, TEXT)]
-    foot = [latex(note) + r"\par" for note in notes(table)]
-    if len(table) > _PAGE_ROWS:
-        lines = ["% needs \\usepackage{booktabs,longtable,textcomp}", rf"\begin{{longtable}}{{{align}}}"]
-        lines += [r"\toprule", head, r"\midrule", r"\endhead", *body]
-        lines += [r"\bottomrule", r"\end{longtable}", *foot]
-    else:
-        lines = ["% needs \\usepackage{booktabs,textcomp}", rf"\begin{{tabular}}{{{align}}}"]
-        lines += [r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", "", *foot]
-    return "\n".join(lines) + "\n"
+def latex_rows(table: TextTable, *, align: str = "", kind: str = "tabular") -> str:
+    """Return a table as a LaTeX tabular or longtable, without its notes."""
+    width = len(table.headings)
+    body = []
+    for title, rows in table.series:
+        body += [rf"\multicolumn{{{width}}}{{@{{}}l}}{{{latex(title)}}} \\"] * bool(title)
+        body += [" & ".join(map(latex, texts)) + r" \\" for texts in rows]
+    return "\n".join(
+        [
+            rf"\begin{{{kind}}}{{@{{}}{align or 'r' * width}@{{}}}}",
+            r"\toprule",
+            " & ".join(map(latex, table.headings)) + r" \\",
+            r"\midrule",
+            *[r"\endhead"] * (kind == "longtable"),
+            *body,
+            r"\bottomrule",
+            rf"\end{{{kind}}}",
+        ]
+    )
+
+
+def latex_table(table: TextTable) -> str:
+    """Return a table in LaTeX with its notes; a long one goes over several pages."""
+    kind = "longtable" if sum(len(rows) for _, rows in table.series) > _PAGE_ROWS else "tabular"
+    notes = [latex(note) + r"\par" for note in table.notes]
+    head = "% needs \\usepackage{booktabs,longtable,textcomp}"
+    return "\n".join([head, latex_rows(table, kind=kind), "", *notes]) + "\n"
+
+
+# -- the page -------------------------------------------------------------------------
 
 
 def _is_numeric(name: str) -> bool:
     return get_type_hints(ScalingRow)[name] is not str
-
-
-# -- the page -------------------------------------------------------------------------
 
 
 def page_columns(rows: Sequence[ScalingRow]) -> dict[str, Column]:
@@ -268,8 +311,13 @@ def cell_rows(rows: Sequence[ScalingRow], columns: Mapping[str, Column]) -> list
 
 def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
     text = column.form(_value(row, name))
-    below = column.below(row) if column.below else _interval(row, column, PAGE)
+    below = column.below(row) if column.below else _interval(row, column)
     return (text, below) if below else text
+
+
+def _interval(row: ScalingRow, column: Column) -> str:
+    ends = [getattr(row, f"{column.ends}_{end}") for end in ("low", "high") if column.ends]
+    return f"[{', '.join(map(column.form, ends))}]" if ends and all(map(known, ends)) else ""
 
 
 def run_data(attempts: Sequence[RunRow], cells: Sequence[CellRow] = ()) -> dict[str, Any]:
@@ -299,11 +347,11 @@ def run_data(attempts: Sequence[RunRow], cells: Sequence[CellRow] = ()) -> dict[
         rate = ""
         if known(run.rate):
             value = unit.of(run.rate, by_id[run.cell_id]) if unit != SAMPLES else run.rate
-            rate = f"{number(value)} {unit.name}"
+            rate = number(value)
         rows.append(
             [numbers[run.cell_id], shared, run.run_id[shared:], run.attempt or 0, *texts, rate, *evidence]
         )
-    return {"texts": list(numbers), "runs": rows}
+    return {"texts": list(numbers), "runs": rows, "unit": unit.name}
 
 
 def runs_context(attempts: Sequence[RunRow]) -> dict[str, Any]:
@@ -334,6 +382,8 @@ def runs_context(attempts: Sequence[RunRow]) -> dict[str, Any]:
 
 def _run_row(run: RunRow) -> list[str]:
     reasons = [one_line(messages(run.facts), limit=400)]
+    if run.state == RunState.FAILED:
+        reasons.append(f"what to do: bench doctor {run.run_id}")
     if run.outlier:
         reasons.append("outlier, counted: |x − median| / MAD above 14.8")
     planned = RunState.PLANNED.words if run.state == RunState.PLANNED else MISSING
@@ -345,29 +395,4 @@ def _run_row(run: RunRow) -> list[str]:
         "yes" if run.measured else "no",
         MISSING if run.measured else number(run.node_hours, digits=3),
         "; ".join(filter(None, reasons)) or planned,
-    ]
-
-
-def node_row(node: MeanTimes) -> tuple[bool, list[str]]:
-    """Return whether a host is late, and the texts of its row."""
-    texts = [one_line(node.host, limit=80), one_line(node.cell_id, limit=120), str(node.ranks), str(node.n)]
-    beyond = percent(node.beyond, decimals=1)
-    return node.late, [
-        *texts,
-        *map(seconds, (node.useful, node.data)),
-        beyond,
-        *map(seconds, (node.wait, node.step)),
-    ]
-
-
-def grid_row(size: ScalingRow) -> list[str]:
-    """Return the texts of a row of the table of nodes and ranks per node."""
-    bounds = interval(size.efficiency_low, size.efficiency_high, digits=3)
-    return [
-        *map(str, (size.gpus_per_node, size.nodes, size.gpus)),
-        number(size.speedup, digits=3),
-        f"{fraction(size.efficiency)} {bounds}".strip(),
-        fraction(size.efficiency_within_node),
-        MISSING if size.nodes == 1 else fraction(size.efficiency_over_nodes),
-        one_line(size.reason, limit=160) or ("" if size.n else outcome_text(size.state)),
     ]

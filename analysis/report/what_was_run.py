@@ -28,21 +28,6 @@ from ddp_scaling_bench.train.options import OPTIONS
 from ddp_scaling_bench.units import capital, count, known, listed, whole
 from ddp_scaling_bench.variables import shown_variables
 
-#: The sources of values, by name: files of a study, and literature.
-_FILES = {
-    "plan": "plan.json: the plan",
-    "runs": "report/runs.csv: each run and attempt",
-    "scaling": "report/scaling.csv: the measured sizes",
-    "page": "report/index.html: checks of the values",
-    "causes": "report/causes.csv: the losses of each size by cause",
-    "env": "env.json of the runs: machine and software",
-    "script": "run.json of the runs: the command as submitted",
-    "memory": "metrics.csv of the runs: peak_mem_bytes",
-}
-_LITERATURE = {
-    "wilson": "E. B. Wilson, JASA 22 (1927)",
-    "guide": "POP (Performance Optimisation and Productivity), co-design.pop-coe.eu/metrics",
-}
 #: Options of the built-in training that determine its computation, and others that are named if they are set.
 _SETTINGS = ("model", "strategy", "seq_len", "image_size", "precision", "optimizer")
 _FURTHER = ("memory_format", "grad_accum", "bucket_cap_mb", "activation_checkpointing", "compile")
@@ -56,25 +41,6 @@ _TITLES = {
 _NAMES = frozenset({"study", "cell_id", "run_dir", "master_addr", "master_port"})
 Cells: TypeAlias = Sequence[Cell]
 _SOFTWARE, _TRANSPORT = ("python", "torch", "cuda", "nccl"), ("backend", "network", "interface")
-
-
-class Sources:
-    """The sources of values, numbered in the order of their first use; ``table`` replaces all files."""
-
-    def __init__(self, table: str = "") -> None:
-        self._table = table
-        self._numbers: dict[str, int] = {}
-
-    def cite(self, *names: str) -> str:
-        """Return the numbers of some sources: ``[1, 2]``."""
-        texts = [_LITERATURE.get(name) or self._table or _FILES[name] for name in names]
-        numbers = {self._numbers.setdefault(text, len(self._numbers) + 1) for text in texts}
-        return f"[{', '.join(map(str, sorted(numbers)))}]"
-
-    @property
-    def texts(self) -> list[str]:
-        """The sources in the order of their numbers."""
-        return list(self._numbers)
 
 
 @dataclass(frozen=True)
@@ -123,22 +89,23 @@ class Executed:
         return [run["command"] for run in described if isinstance(run.get("command"), dict)]
 
 
-def what_was_run(executed: Executed, environment: Environment, sources: Sources) -> Iterator[str]:
+def what_was_run(executed: Executed, environment: Environment) -> Iterator[str]:
     """Yield sentences about what the runs executed, where, when and how often."""
     if executed.study.table:
         yield (
-            f"The values were measured elsewhere and are taken from a table {sources.cite('scaling')}. A "
-            "throughput is the harmonic mean over the n rows of a size."
+            "The values were measured elsewhere and are taken from a table. A throughput is the harmonic "
+            "mean over the rows of a size."
         )
         return
-    yield _runs(executed.runs, sources, in_study=len(executed.study.runs))
+    tool = f"the tool ddp-scaling-bench {dict(environment.facts).get('bench_version', '')}".strip()
+    yield _runs(executed.runs, tool, in_study=len(executed.study.runs))
     kinds = executed.kinds()
     for cells in kinds:
-        yield from _of_kind(executed, cells, sources, is_only=len(kinds) == 1)
-    yield _launch(executed.cells, sources)
-    yield from _machine(environment, executed, sources)
+        yield from _of_kind(executed, cells, is_only=len(kinds) == 1)
+    yield _launch(executed.cells)
+    yield from _machine(environment, executed)
     if any(run.measured for run in executed.runs):
-        yield "A throughput is the harmonic mean over the n runs of a size."
+        yield "A throughput is the harmonic mean over the runs of a size."
 
 
 def constant_batch(mode: str, executed: Executed) -> str:
@@ -147,7 +114,7 @@ def constant_batch(mode: str, executed: Executed) -> str:
     return f"{batch} in the plan" if batch and executed.reads_values else batch
 
 
-def _runs(runs: Sequence[RunRow], sources: Sources, *, in_study: int) -> str:
+def _runs(runs: Sequence[RunRow], tool: str, *, in_study: int) -> str:
     """Return the number of runs and sizes, and the days of the runs."""
     starts = [run.started_at for run in runs if run.started_at]
     ends = [run.ended_at for run in runs if run.ended_at]
@@ -159,17 +126,15 @@ def _runs(runs: Sequence[RunRow], sources: Sources, *, in_study: int) -> str:
     number = (
         f"{count(len(runs), 'run')} of {count(len({run.cell_id for run in runs}), 'configuration')}{of_all}"
     )
-    tool, cited = "the tool ddp-scaling-bench", sources.cite("plan", "runs")
     if any(run.measured for run in runs):
-        return f"The numbers are those of {number}, executed by {tool}{when} {cited}."
-    none = f"None of them has a throughput {sources.cite('runs')}."
-    return f"{capital(tool)} {what} {number}{when} {cited}. {none}"
+        return f"The numbers are those of {number}, executed by {tool}{when}."
+    return f"{capital(tool)} {what} {number}{when}. None of them has a throughput."
 
 
 # -- the training ---------------------------------------------------------------------
 
 
-def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: bool) -> Iterator[str]:
+def _of_kind(executed: Executed, cells: Cells, *, is_only: bool) -> Iterator[str]:
     """Describe the only command that ``cells`` executed."""
     runs = executed.runs_of(cells)
     measured = any(run.measured for run in runs)
@@ -177,10 +142,10 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
         label = one_line(cells[0].command_label, limit=60)
         share = "these runs" if is_only else f"{count(len(runs), 'run')} ({label})"
         command, where = _command(cells[0].argv, cells)
-        yield f"The command of {share} is {command}{where} {sources.cite('plan')}."
-        yield _scripts(executed.commands(cells), sources)
+        yield f"The command of {share} is {command}{where}."
+        yield _scripts(executed.commands(cells))
         if measured:
-            yield from _values_of_command(cells, runs, sources)
+            yield from _values_of_command(cells, runs)
         return
     models = {cell.workload.get("model") for cell in cells}
     used = [name for name in _SETTINGS if models & set(models_using(name) or models)]
@@ -189,11 +154,11 @@ def _of_kind(executed: Executed, cells: Cells, sources: Sources, *, is_only: boo
     found = {name: [_value_title(name, one) for one in _values(cells, name)] for name in used}
     options = [f"{_TITLES.get(name, name)} {' or '.join(own)}" for name, own in found.items() if own]
     shown = ", ".join(options).replace("_", " ")
-    yield f"The training is that of the tool itself: {shown} {sources.cite('plan')}."
+    yield f"The training is that of the tool itself: {shown}."
     inputs = "; or ".join(dict.fromkeys(_input(cell.workload) for cell in cells))
-    yield f"Input: {inputs} {sources.cite('plan')}."
+    yield f"Input: {inputs}."
     if measured:
-        yield _windows(cells, runs, sources, who="The training")
+        yield _windows(cells, runs, who="The training")
 
 
 def _value_title(option: str, value: str) -> str:
@@ -230,7 +195,7 @@ def _values(cells: Cells, name: str) -> list[str]:
     return [*texts[:8], "..."] if len(texts) > 8 else texts
 
 
-def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:
+def _scripts(commands: Sequence[Mapping[str, Any]]) -> str:
     """Return a sentence about the script, its SHA-256 and its commit at the submission, as far as known."""
     found = Counter(_script(command) for command in commands if command.get("script"))
     if not found:
@@ -239,7 +204,7 @@ def _scripts(commands: Sequence[Mapping[str, Any]], sources: Sources) -> str:
     if len(texts) > 1:
         texts = [f"{text} for {count(runs, 'run')}" for text, runs in found.most_common()]
     scripts = listed(texts, limit=4)
-    return f"When the runs were submitted, the script of this command was {scripts} {sources.cite('script')}."
+    return f"When the runs were submitted, the script of this command was {scripts}."
 
 
 def _script(command: Mapping[str, Any]) -> str:
@@ -254,11 +219,11 @@ def _script(command: Mapping[str, Any]) -> str:
     return f"{text} ({', '.join(parts)})" if parts else text
 
 
-def _values_of_command(cells: Cells, runs: Sequence[RunRow], sources: Sources) -> Iterator[str]:
+def _values_of_command(cells: Cells, runs: Sequence[RunRow]) -> Iterator[str]:
     """Yield the source of a command's values, and how they are converted."""
     metrics = cells[0].metrics
     if not cells[0].reads_values:
-        yield _windows(cells, runs, sources, who="Timers of the tool in the script")
+        yield _windows(cells, runs, who="Timers of the tool in the script")
         return
     file = metrics.get("csv")
     origin = f"its file {one_line(file, limit=120)}" if file else "its standard output"
@@ -269,12 +234,12 @@ def _values_of_command(cells: Cells, runs: Sequence[RunRow], sources: Sources) -
     if cells[0].is_average:
         yield (
             f"{reported} in {origin}, as an average over the whole run with its start-up; if several ranks "
-            f"did so, the lowest rate counts {sources.cite('plan', 'runs')}."
+            "did so, the lowest rate counts."
         )
     else:
         skipped = f", after {count(skip, 'skipped value')}" if skip else ""
         number = f"{_range([run.epochs for run in runs], 'value')} per run"
-        yield f"{reported}, {number}, in {origin}{skipped} {sources.cite('plan', 'runs')}."
+        yield f"{reported}, {number}, in {origin}{skipped}."
     unit = (metrics.get("units") or {}).get("throughput")
     if unit == "it/s" or "throughput" not in names:
         yield "Samples per second are computed with the batch of the plan."
@@ -289,13 +254,13 @@ def _values_of_command(cells: Cells, runs: Sequence[RunRow], sources: Sources) -
         yield "The time per step is the batch of the plan divided by the throughput."
 
 
-def _windows(cells: Cells, runs: Sequence[RunRow], sources: Sources, *, who: str) -> str:
+def _windows(cells: Cells, runs: Sequence[RunRow], *, who: str) -> str:
     windows = _range([run.epochs for run in runs], "timed window")
     steps = _range([run.steps for run in runs], "step")
     warmup = " or ".join(dict.fromkeys(str(cell.workload["warmup_steps"]) for cell in cells))
     return (
         f"{who} measured the throughput in {windows} with {steps} in total per run, after at least {warmup} "
-        f"steps of warm-up {sources.cite('plan', 'runs')}."
+        "steps of warm-up."
     )
 
 
@@ -319,7 +284,7 @@ def _input(workload: Mapping[str, Any]) -> str:
 # -- launch and machine ---------------------------------------------------------------
 
 
-def _launch(cells: Cells, sources: Sources) -> str:
+def _launch(cells: Cells) -> str:
     launchers = listed(list(dict.fromkeys(spelled(cell.launcher) for cell in cells)))
     on_gpus = any(cell.device == "cuda" for cell in cells)
     variables: dict[str, dict[str, None]] = {}
@@ -329,10 +294,10 @@ def _launch(cells: Cells, sources: Sources) -> str:
     texts = [f"{name}={' or '.join(list(values)[:4])}".rstrip("=") for name, values in variables.items()]
     rank = "one process with one GPU" if on_gpus else "one process"
     with_variables = f" with the variables {listed(texts, limit=8)}" if texts else ""
-    return f"A rank is {rank}, started by {launchers}{with_variables} {sources.cite('plan')}."
+    return f"A rank is {rank}, started by {launchers}{with_variables}."
 
 
-def _machine(environment: Environment, executed: Executed, sources: Sources) -> Iterator[str]:
+def _machine(environment: Environment, executed: Executed) -> Iterator[str]:
     """Yield device, hosts and software; without the recorder, the harness knows only what is installed."""
     facts = dict(environment.facts)
     # One host has several entries if its cores differ between runs.
@@ -346,11 +311,11 @@ def _machine(environment: Environment, executed: Executed, sources: Sources) -> 
     if machine := "; ".join(filter(None, parts)):
         lacking = environment.read < len(executed.runs)
         read = f" (as recorded by {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
-        yield f"Machine: {machine}{read} {sources.cite('env')}."
+        yield f"Machine: {machine}{read}."
     versions = [f"{fact_title(name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
     versions += [f"{name} {facts[name]}" for name in _TRANSPORT if facts.get(name)]
     if facts.get("parameters") and not executed.reads_values:
         versions.append(f"{facts['parameters']} parameters")
     if versions:
         what = "Installed for the Python of the command" if executed.reads_values else "Software and model"
-        yield f"{what}: {', '.join(versions)} {sources.cite('env')}."
+        yield f"{what}: {', '.join(versions)}."

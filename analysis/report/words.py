@@ -18,7 +18,6 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).resolve().parent / "template" / "words.toml").read_text(encoding="utf-8")
 )
 WORDS["decision"] |= {
-    "guide": f"┊ guide {GUIDE}",
     "rule": (
         f"P: probability of an efficiency of {GUIDE} or more. Efficient: P is at least 0.975; probably "
         f"efficient: at least 0.8; below {GUIDE}: at most 0.025. At {GUIDE}: the whole interval is within "

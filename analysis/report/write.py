@@ -8,10 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,24 +19,32 @@ from markupsafe import escape as escape_html
 
 from analysis.checks.assessment import Assessment
 from analysis.checks.slow_ranks import nodes_table
-from analysis.data.columns import table_of
+from analysis.data.columns import grouped, table_of
 from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
 from analysis.data.environment import OfRuns
 from analysis.data.load import load_study
 from analysis.report.decision import Decision, decisions
-from analysis.report.figures import all_figures
-from analysis.report.figures.drawing import Drawing, theme_rules
+from analysis.report.figures.drawing import Drawing, is_name, start_drawing
 from analysis.report.page import page_context
-from analysis.report.proposal import Work, proposal_context, proposal_figure
+from analysis.report.proposal import Proposal, Request
 from analysis.report.results import Results
-from analysis.report.tables import causes_frame, csv_table, latex, latex_table, markdown_table, runs_csv
-from analysis.report.why import why_sections
+from analysis.report.tables import (
+    causes_frame,
+    csv_table,
+    latex,
+    latex_rows,
+    latex_table,
+    markdown_rows,
+    markdown_table,
+    runs_csv,
+    text_table,
+)
 from analysis.report.words import WORDS
 from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
-from analysis.text import heading, markdown, markdown_line, message, one_line, plain
+from analysis.text import heading, markdown, message, one_line, plain
 from bench.study.ledger import Record
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import read_json, write_atomically
@@ -51,8 +56,6 @@ _MAX_LINE = 160
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
-#: From this number of runs on, a second process draws figures.
-_MANY_RUNS = 2000
 #: Files that only some reports have.
 _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv")
 
@@ -60,9 +63,11 @@ _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.c
 class Report(NamedTuple):
     """A written report: the path of its index.html, the validity of its numbers, and its verdicts.
 
-    ``verdicts`` contains ``series, cell_id, gpus, verdict, p, recommended, more_runs`` and ``reason`` of each
-    size; see :class:`analysis.decide.Verdict`. ``settings`` are those on the swept settings. ``of_runs``
-    are the findings that runs recorded and that no finding about the study replaces, each with its runs.
+    ``verdicts`` contains ``series, cell_id, gpus, verdict, p, recommended, judged, more_runs`` and ``reason``
+    of each size; see :class:`analysis.decide.Verdict`. ``settings`` are those on the swept settings.
+    ``of_runs`` are the findings that runs recorded and that no finding about the study replaces, each with
+    its runs. ``of_sizes`` are the findings of the decision on each series that has any: a slow baseline, and
+    sizes slower than smaller ones.
     """
 
     page: Path
@@ -71,6 +76,7 @@ class Report(NamedTuple):
     settings: list[dict[str, Any]]
     of_runs: Sequence[OfRuns]
     decisions: Sequence[Decision]
+    of_sizes: Mapping[str, Sequence[Finding]]
 
     @property
     def recommended(self) -> list[dict[str, Any]]:
@@ -84,6 +90,11 @@ class Report(NamedTuple):
         """The findings about the validity of the numbers."""
         return self.assessment.findings
 
+    @property
+    def has_errors(self) -> bool:
+        """True if a finding is an error: some numbers are missing or not valid."""
+        return any(one.severity == "error" for one in self.validity)
+
     def answers(self) -> Iterator[str]:
         """Yield what to use, how sure that is, and why: three lines, or one for each of several series."""
         answers = [(one, answer) for one in self.decisions for answer in one.answers]
@@ -94,8 +105,8 @@ class Report(NamedTuple):
             why = "; ".join(filter(None, reasons))
             if len(answers) == 1:
                 yield f"{title}: {answer.use}"
-                yield f"how sure: {answer.sure or 'not measured'}"
-                yield f"why: {why or 'not measured'}"
+                yield f"how sure: {answer.sure or 'no size is recommended'}"
+                yield f"why: {why or 'not known, because the parts of the step were not measured'}"
             else:
                 texts = (answer.use, answer.sure, why)
                 yield f"{', '.join(filter(None, (title, answer.label)))}: {'; '.join(filter(None, texts))}"
@@ -107,6 +118,12 @@ class Report(NamedTuple):
         cut; the page has all of it.
         """
         yield from (_line(one, _shortened(one)) for one in self.validity)
+        sizes = [(series, one) for series, own in self.of_sizes.items() for one in own]
+        for alike in grouped(sizes, lambda pair: pair[1].kind).values():
+            series, first = alike[0]
+            about = f"{series}: " if len(self.of_sizes) > 1 else ""
+            more = f", and {len(alike) - 1:,} more" if len(alike) > 1 else ""
+            yield _line(first, f"{capital(about + _shortened(first))}{more}.")
         groups: dict[tuple[str, str], list[OfRuns]] = {}
         for group in self.of_runs:
             if group.finding.severity != "info":
@@ -134,8 +151,7 @@ def write_report(
     output: Path | None = None,
     records: Mapping[str, Record] | None = None,
     baseline: str | None = None,
-    proposal: bool = False,
-    work: Work | None = None,
+    proposal: Request | None = None,
     include_disturbed: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
@@ -151,14 +167,13 @@ def write_report(
         records: the present records of the runs, see :func:`analysis.data.load.load_study`.
         baseline: the size or cell that efficiencies refer to, in the form of
             :func:`analysis.stats.scaling.with_baseline`; by default the smallest measured size.
-        proposal: also write proposal.md and proposal.tex.
-        work: the training for which the proposal gives time and node-hours; by default a million samples.
+        proposal: what the proposal asks for; by default, proposal.md and proposal.tex are not written.
         include_disturbed: count disturbed runs, too.
         progress: called before each step with a short description of the step.
 
     Raises:
-        BenchError: the plan is not readable, the baseline does not exist, or the folder cannot be written or
-            is not the report of this study.
+        BenchError: the plan is not readable, the baseline or the series of the proposal does not exist, or
+            the folder cannot be written or is not the report of this study.
     """
     say = progress or (lambda step: None)
     say("reading the runs")
@@ -169,7 +184,7 @@ def write_report(
         files = _source_of(study_path, folder, kind="study")
     say("computing")
     results = Results.of(study, baseline=baseline, include_disturbed=include_disturbed)
-    return _report(results, folder, files, say, proposal=proposal, work=work)
+    return _report(results, folder, files, say, proposal)
 
 
 def write_table_report(
@@ -180,8 +195,7 @@ def write_table_report(
     mode: str | None = None,
     names: Mapping[str, str] | None = None,
     baseline: str | None = None,
-    proposal: bool = False,
-    work: Work | None = None,
+    proposal: Request | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Write the report of a table measured elsewhere, ``TABLE-report/`` in the folder ``output``.
@@ -205,7 +219,7 @@ def write_table_report(
         say(remark)
     say("computing")
     results = Results(converted.study, converted.shown, converted.scale(baseline=baseline))
-    return _report(results, folder, files, say, proposal=proposal, work=work)
+    return _report(results, folder, files, say, proposal)
 
 
 def _source_of(path: Path, folder: Path, *, kind: Literal["study", "table"]) -> dict[str, str]:
@@ -234,34 +248,34 @@ def _report(
     folder: Path,
     files: dict[str, str],
     say: Callable[[str], None],
-    *,
-    proposal: bool,
-    work: Work | None,
+    request: Request | None,
 ) -> Report:
     """Write the report and ``files`` (texts by file name) to ``folder``."""
     say("reading the environment")
     assessment = results.assessment
     verdicts = _verdicts(results)
+    proposal = Proposal.of(results, request) if request else None
     say("drawing")
-    with _drawn(results) as drawn:
-        details = all_figures.detail_figures(results)
-        say("dividing the losses")
-        why = why_sections(results)
-        files |= _tables(results)
-        say("writing")
-        drawings = [*drawn(), *details]
-    files["index.html"] = render_page(page_context(results, drawings, why))
-    drawings += [figure for section in why for figure in section.figures]
+    finish_drawing = start_drawing(results)
+    files |= _tables(results)
+    drawings = finish_drawing()
+    say("writing")
+    files["index.html"] = render_page(page_context(results, drawings))
     if proposal:
-        figure = proposal_figure(results)
+        figure = proposal.figure()
         drawings += [figure] if figure else []
-        context = proposal_context(results, figure, work=work)
+        context = proposal.context(figure)
         files |= render_proposal(context)
         say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
-        if work and not context["request"]:
+        if proposal.reason:
+            other = "; another with --series" * (not proposal.asked.series)
+            say(f"series {proposal.name}: {proposal.reason}{other}")
+        if proposal.asked.samples and not context["request"]:
             say("the proposal requests no time, and says why")
     page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
-    return Report(page, assessment, verdicts, settings, results.environment.warnings, decisions(results))
+    of_sizes = {name: one.findings for name, one in results.choices.items() if one.findings}
+    warnings = results.environment.warnings
+    return Report(page, assessment, verdicts, settings, warnings, decisions(results), of_sizes)
 
 
 def _verdicts(results: Results) -> list[dict[str, Any]]:
@@ -269,50 +283,25 @@ def _verdicts(results: Results) -> list[dict[str, Any]]:
     for row in results.rows:
         own = results.verdicts[row.place]
         verdict = {"verdict": str(own.kind), "p": plain(own.p), "recommended": own.recommended}
+        judged = own.judged
+        verdict["judged"] = judged and {
+            "reference": judged.reference.cell_id,
+            "efficiency": plain(judged.efficiency),
+            "efficiency_low": plain(judged.efficiency_low),
+            "efficiency_high": plain(judged.efficiency_high),
+        }
         verdict |= {"more_runs": own.more_runs and [*map(plain, own.more_runs)], "reason": own.reason}
         found.append({"series": row.series, "cell_id": row.cell_id, "gpus": row.gpus, **verdict})
     return found
 
 
-@contextmanager
-def _drawn(results: Results) -> Iterator[Callable[[], list[Drawing]]]:
-    """Draw the figures of the scaling table; yield a function that returns them.
-
-    Drawing takes a third of the report's time, so for a large study a second process draws in parallel.
-    """
-    options = {"parts": results.parts, "invalid": list(results.invalid)}
-    draw = partial(_draw, results.rows, results.frames.runs, **options)
-    if len(results.frames.runs) < _MANY_RUNS:
-        drawings = draw()
-        yield lambda: drawings
-        return
-    with ExitStack() as stack:
-        future: Future[list[Drawing]] | None = None
-        with suppress(OSError):  # no process can be started, for example because of a limit (ulimit -u)
-            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("fork")))
-            future = pool.submit(draw)
-
-        def result() -> list[Drawing]:
-            with suppress(
-                BrokenExecutor
-            ):  # the process was killed, for example because the node lacks memory
-                if future:
-                    return future.result()
-            return draw()
-
-        yield result
-
-
-def _draw(*args: Any, **options: Any) -> list[Drawing]:
-    return list(all_figures.scaling_figures(*args, **options))
-
-
 def _tables(results: Results) -> dict[str, str]:
     """Return the report's tables by file name."""
+    table = text_table(results.rows, results.titles, device=results.device)
     files = {
         "scaling.csv": csv_table(results.rows),
-        "scaling.md": markdown_table(results.rows),
-        "scaling.tex": latex_table(results.rows),
+        "scaling.md": markdown_table(table, results.rows),
+        "scaling.tex": latex_table(table),
         "runs.csv": runs_csv(results.attempts),
     }
     if results.sizes:
@@ -344,7 +333,7 @@ def _templates(*, autoescape: bool, **options: Any) -> jinja2.Environment:
 
 def render_page(context: dict[str, Any]) -> str:
     """Return the page's HTML. All values are escaped, except for figures, which escape their own texts."""
-    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8") + theme_rules()
+    style = (_TEMPLATES / "page.css").read_text(encoding="utf-8")
     script = (_TEMPLATES / "page.js").read_text(encoding="utf-8")
     # matplotlib writes style attributes. Without scripts and requests, a style can do no harm.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -376,13 +365,12 @@ def render_proposal(context: dict[str, Any]) -> dict[str, str]:
     delimiters = {"block_start_string": "<%", "block_end_string": "%>"}
     delimiters |= {"variable_start_string": "<<", "variable_end_string": ">>"}
     files = {}
-    for name, escape, row in (
-        ("proposal.md", markdown, markdown_line),
-        ("proposal.tex", latex, lambda texts: " & ".join(latex(text, limit=600) for text in texts)),
+    for name, escape, rows in (
+        ("proposal.md", markdown, markdown_rows),
+        ("proposal.tex", latex, latex_rows),
     ):
         templates = _templates(autoescape=False, **delimiters)
-        templates.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "row": row}
-        templates.filters["cell"] = partial(escape, limit=600)
+        templates.filters |= {"text": partial(escape, limit=_MAX_PARAGRAPH), "table": rows}
         files[name] = templates.get_template(f"{name}.j2").render(context).rstrip() + "\n"
     return files
 
@@ -396,9 +384,10 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
             (figures / f"{drawing.name}.png").write_bytes(drawing.png)
             (figures / f"{drawing.name}.pdf").write_bytes(drawing.pdf)
         # Delete figures and files of an older report that this one lacks, and keep all other files.
-        for name in set(all_figures.all_names()) - {drawing.name for drawing in drawings}:
-            for form in ("svg", "png", "pdf"):
-                (figures / f"{name}.{form}").unlink(missing_ok=True)
+        for file in figures.iterdir():
+            is_drawing = file.suffix in (".svg", ".png", ".pdf") and is_name(file.stem)
+            if is_drawing and file.stem not in {drawing.name for drawing in drawings}:
+                file.unlink()
         for name, text in files.items():
             write_atomically(folder / name, text)
         for name in set(_OPTIONAL_FILES) - set(files):

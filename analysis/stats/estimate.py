@@ -195,6 +195,7 @@ def outliers(values: Sequence[float]) -> list[bool]:
     """
     if len(values) < OUTLIER_MIN_RUNS:
         return [False] * len(values)
-    distances = [abs(value - median(values)) for value in values]
+    middle = median(values)
+    distances = [abs(value - middle) for value in values]
     spread = median(distances)
     return [spread > 0 and distance > OUTLIER_MADS * spread for distance in distances]

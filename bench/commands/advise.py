@@ -15,7 +15,8 @@ from ..jobs.engine import scheduler_for
 from ..matrix.cell import Cell, value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
-from .console import SHOWN_ROWS, print_json, print_table, say, show
+from ..terminal import SHOWN_ROWS, print_json, print_table, say, show
+from .completion import complete_study
 from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ StudiesArgument = Annotated[
         metavar="[STUDY]...",
         help="Names or folders of studies, one per cluster; default: the study planned last.",
         show_default=False,
+        autocompletion=complete_study,
     ),
 ]
 SamplesOption = Annotated[

@@ -7,7 +7,7 @@ from ddp_scaling_bench.units import count
 
 from ..jobs.engine import Engine
 from ..study.plan_json import open_study
-from .console import say, show
+from ..terminal import say, show
 from .options import AdoptOption, OnlyOption, ResultsOption, StudyArgument, find_study, only
 
 
@@ -30,7 +30,7 @@ def cancel_command(
             planned.ledger.note("halted")
         except UnwritableError as error:  # jobs are cancelled even if the disk is full
             say(f"{error.message}; a `bench submit` in another terminal may start further runs")
-    runs = only(planned.runs, planned.cells, filters or [])
+    runs = only(planned, filters or [])
     cancelled = engine.cancel(runs)
     show(f"{count(cancelled, 'run')} cancelled")
     return 0

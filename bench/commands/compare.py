@@ -10,7 +10,8 @@ import typer
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.files import write_atomically
 
-from .console import SHOWN_ROWS, print_json, print_table, show
+from ..terminal import SHOWN_ROWS, print_json, print_table, show
+from .completion import complete_key, complete_study
 from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
@@ -18,12 +19,21 @@ if TYPE_CHECKING:
     from analysis.compare.strategies import StrategyRow
 
 AArgument = Annotated[
-    str, typer.Argument(metavar="A", help="The name or folder of the first study.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="[A]",
+        help="The name or folder of the first study; with --by, by default the study planned last.",
+        show_default=False,
+        autocompletion=complete_study,
+    ),
 ]
 BArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[B]", help="The name or folder of the second study; not with --by.", show_default=False
+        metavar="[B]",
+        help="The name or folder of the second study; not with --by.",
+        show_default=False,
+        autocompletion=complete_study,
     ),
 ]
 ByOption = Annotated[
@@ -32,6 +42,7 @@ ByOption = Annotated[
         "--by",
         metavar="KEY",
         help="Compare cells of A that differ only in this setting, such as backend or env.NCCL_ALGO.",
+        autocompletion=complete_key,
     ),
 ]
 BaseOption = Annotated[
@@ -59,7 +70,7 @@ StrictOption = Annotated[
 
 
 def compare_command(
-    a: AArgument,
+    a: AArgument = None,
     b: BArgument = None,
     by: ByOption = None,
     base: BaseOption = None,
@@ -79,7 +90,7 @@ def compare_command(
     """
     require_report("bench compare")
     _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
-    folders = [find_study(name, results) for name in (a, b) if name is not None]
+    folders = [find_study(name, results) for name in ([a] if b is None else [a, b])]
     records = [settle_study(folder) for folder in folders]
     from analysis.compare.comparison import compare_studies, compare_within
     from analysis.compare.strategies import HEADINGS, NUMERIC

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,23 +16,29 @@ from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.text import one_line
 
 from ..extras import EXTRAS, install_line, missing_packages
-from ..jobs.logs import first_failure
+from ..jobs.end import explain
 from ..study.layout import StudyFolder
-from ..study.ledger import Record, RunState
+from ..study.ledger import End, Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
-from ..terminal import read_stdin
-from .console import print_json, say, show
-from .options import JsonOption, ResultsOption, find_attempts, require_report, results_folder, settle_study
+from ..terminal import print_json, read_stdin, say, show
+from .options import (
+    JsonOption,
+    ResultsOption,
+    find_attempts,
+    find_study,
+    require_report,
+    results_folder,
+    settle_study,
+)
 
 if TYPE_CHECKING:
     from analysis.causes.cells import CauseRow
-    from ddp_scaling_bench.measure.failures import Failure
 
     from ..doctor import Cause, Diagnosis
     from ..doctor.scan import Source
 
-#: Maximum number of failed runs of a study whose logs are read.
-MAX_FAILED = 20
+#: Maximum number of failed runs of a study whose logs are read; the causes of others are those of the ledger.
+MAX_READ = 20
 #: State of a study of which some runs completed and none failed.
 INCOMPLETE = "incomplete"
 
@@ -40,11 +47,13 @@ Log = Path | Literal["-"]
 
 def doctor_command(
     targets: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            help="Logs, a study, a run's folder or name, a job id, or - for stdin.", show_default=False
+            help="Logs, a study, a run's folder or name, a job id, or - for stdin; "
+            "default: the study planned last.",
+            show_default=False,
         ),
-    ],
+    ] = None,
     results: ResultsOption = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -53,16 +62,18 @@ def doctor_command(
     Several logs are read together. Without a known cause, the last lines that look like errors are printed.
     Example: bench doctor results/l40s
     """
+    if not targets:
+        return _print(_of_study(open_study(find_study(None, results))), json=as_json)
     logs: list[Log] = ["-" if target == "-" else Path(target) for target in targets]
     if len(logs) > 1 or logs[0] == "-" or logs[0].is_file():
         return run_doctor(logs, json=as_json)
     root, (target,) = results_folder(results), targets
     for study in (StudyFolder(Path(target)), StudyFolder(root / target)):
         if study.is_planned:
-            return _print(*_of_study(open_study(study)), json=as_json)
+            return _print(_of_study(open_study(study)), json=as_json)
     attempt = _find_attempt(target, root)
     if attempt is not None:
-        return _print(*_of_attempt(*attempt), json=as_json)
+        return _print(_of_attempt(*attempt), json=as_json)
     return run_doctor(_logs_in(Path(target)), json=as_json)
 
 
@@ -72,7 +83,10 @@ def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     Returns:
         1 if a cause of a failure is known, otherwise 3.
     """
-    return _print(_diagnose(logs), json=json)
+    from ..doctor.report import as_text
+
+    found = _diagnose(logs)
+    return _print(Answer(found=found, text=as_text(found)), json=json)
 
 
 def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None:
@@ -111,48 +125,22 @@ def _logs_in(folder: Path) -> tuple[Path, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How an attempt of a run, or the runs of a study, ended.
+class Answer:
+    """What was found out about logs, a run or a study, as values and as text.
 
-    ``runs`` are the failed runs of a study: ``run_id, attempt, state, failure_class`` and ``cause``, the
-    first cause in the logs of the run. ``counts`` are the runs of a study by their states. A study is
-    "completed" if all planned runs completed; its state is None if none has completed or failed.
+    ``ended`` are the keys of the JSON output that say what was read, and how it ended; none for logs.
     """
 
-    study: StudyFolder
-    run_id: str | None = None
-    attempt: int | None = None
-    state: str | None
-    failure_class: str | None = None
-    runs: Sequence[dict[str, Any]] | None = None
-    counts: Mapping[str, int] | None = None
-
-    @property
-    def completed(self) -> bool:
-        """True if the run, or runs of the study, completed and none failed."""
-        return self.state in (RunState.COMPLETED, INCOMPLETE)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the keys of the JSON output that say what was read, and how it ended."""
-        content = {name: value for name, value in vars(self).items() if self.counts or name not in _OF_STUDY}
-        return content | {"study": str(self.study.path)}
-
-    def __str__(self) -> str:
-        run = f", run {self.run_id}, attempt {self.attempt}" if self.run_id else ""
-        end = f"{self.state} ({self.failure_class})" if self.failure_class else self.state or ""
-        if self.counts and self.state != RunState.COMPLETED:
-            done = f"{self.counts.get('completed', 0)} of {sum(self.counts.values())} runs completed"
-            others = [(RunState(name), n) for name, n in self.counts.items() if name != RunState.COMPLETED]
-            end = ", ".join([done, *(f"{n} {'not run' if s == 'planned' else s}" for s, n in others)])
-        return f"Study {self.study.path}{run}" + (f": {end}" if end else "")
+    found: Diagnosis
+    text: str
+    ended: dict[str, Any] = field(default_factory=dict)
 
 
-_OF_STUDY = ("runs", "counts")
-
-
-def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> tuple[Diagnosis, Outcome]:
+def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> Answer:
     """Return the causes of the failure of an attempt, or of its slow steps, and how it ended."""
     from ..doctor import Diagnosis
+    from ..doctor.diagnosis import OF_RUN, find_warnings
+    from ..doctor.report import as_text
 
     record: Record | None = _settle(planned)[run_id]
     if record and record.attempt != number:
@@ -163,46 +151,73 @@ def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> tuple[Diagno
         raise _error(what, remedy=f"`bench status {planned.folder.name}` shows its state")
     if record and state is RunState.FAILED:
         found = _failure(planned, record)
+    elif state is RunState.COMPLETED:
+        found = Diagnosis(_slow(planned.folder, run_id, find_warnings(folder)), [])
     else:
-        of_run = state is RunState.COMPLETED
-        found = _diagnose(folder.logs, of_run=of_run) if folder.logs else Diagnosis([], [])
-    if state is RunState.COMPLETED:
-        warnings = [cause for cause in found.causes if cause.severity != "failure"]
-        found = Diagnosis(_slow(planned.folder, run_id, warnings), [])
-    end = {"state": state and str(state), "failure_class": record and record.failure_class}
-    return found, Outcome(study=planned.folder, run_id=run_id, attempt=number, **end)  # type: ignore[arg-type]
+        found = _diagnose(folder.logs, facts=frozenset({OF_RUN}))
+    failure_class = record.failure_class if record else None
+    end = f": {state}{f' ({failure_class})' if failure_class else ''}" if state else ""
+    heading = one_line(f"Study {planned.folder.path}, run {run_id}, attempt {number}{end}")
+    text = as_text(found, completed=state is RunState.COMPLETED, failed=state is RunState.FAILED)
+    ended: dict[str, Any] = {"study": str(planned.folder.path), "run_id": run_id, "attempt": number}
+    ended |= {"state": state and str(state), "failure_class": failure_class}
+    return Answer(found=found, text=f"{heading}\n\n{text}", ended=ended)
 
 
-def _of_study(planned: PlannedStudy) -> tuple[Diagnosis, Outcome]:
-    """Return the first causes of failed runs, each once, then the causes of slow steps, and the states."""
+def _of_study(planned: PlannedStudy) -> Answer:
+    """Return the different first causes of failed runs, then the causes of slow steps, and the states."""
     from ..doctor import Diagnosis
+    from ..doctor.report import study_as_text
 
     records = _settle(planned)
     failed = [one for one in records.values() if one.state is RunState.FAILED and one.attempt]
-    failures = [(record, _failure(planned, record)) for record in failed[:MAX_FAILED]]
-    causes: dict[str, Cause] = {}
+    groups: dict[Hashable, tuple[Diagnosis, list[str]]] = {}
     runs = []
-    for record, found in failures:
+    for place, record in enumerate(failed):
+        found = _failure(planned, record, reads_logs=place < MAX_READ)
         first = found.first_failure
-        if first:
-            causes.setdefault(first.cause, first)
+        name, message = (first.cause, first.evidence or first.explanation) if first else (None, record.why)
+        # Runs whose explanations differ in numbers only have one cause.
+        key = name, re.sub(r"\d+", "", first.explanation if first else message)
+        failure_class = f" ({record.failure_class})" if record.failure_class else ""
+        groups.setdefault(key, (found, []))[1].append(f"{record.run_id}{failure_class}")
         own = {"run_id": record.run_id, "attempt": record.attempt, "state": str(record.state)}
-        runs.append({**own, "failure_class": record.failure_class, "cause": first and first.cause})
+        runs.append({**own, "failure_class": record.failure_class, "cause": name, "message": message})
     slow: list[Cause] = []
-    if failures and missing_packages(EXTRAS["report"]):
+    if failed and missing_packages(EXTRAS["report"]):
         say(f"causes of slow steps are not included; to find them: {install_line('report')}")
     else:
         slow = _slow(planned.folder, "", [])
     counted = Counter(record.state for record in records.values())
-    counts = {str(state): counted[state] for state in RunState if counted[state]}
     state = None
     if counted[RunState.FAILED]:
         state = "failed"
     elif counted[RunState.COMPLETED]:
         state = "completed" if counted[RunState.COMPLETED] == len(records) else INCOMPLETE
-    lines = [line for _, found in failures for line in found.last_lines[:2]]
-    diagnosis = Diagnosis([*causes.values(), *slow], lines[:5])
-    return diagnosis, Outcome(study=planned.folder, state=state, runs=runs, counts=counts)
+    text = "No run of the study has completed or failed yet.\n"
+    if state:
+        text = study_as_text([*groups.values()], slow, completed=state != "failed")
+    end = "completed"
+    if state != end:
+        others = [(one, counted[one]) for one in RunState if counted[one] and one is not RunState.COMPLETED]
+        done = f"{counted[RunState.COMPLETED]} of {len(records)} runs completed"
+        end = ", ".join(
+            [done, *(f"{n} {'not run' if one is RunState.PLANNED else one}" for one, n in others)]
+        )
+    first_causes = [first for found, _ in groups.values() if (first := found.first_failure)]
+    lines = [line for found, _ in groups.values() for line in found.last_lines[:2]]
+    counts = {str(one): counted[one] for one in RunState if counted[one]}
+    ended: dict[str, Any] = {
+        "study": str(planned.folder.path),
+        "run_id": None,
+        "attempt": None,
+        "state": state,
+    }
+    ended |= {"failure_class": None, "runs": runs, "counts": counts}
+    heading = one_line(f"Study {planned.folder.path}: {end}")
+    return Answer(
+        found=Diagnosis([*first_causes, *slow], lines[:5]), text=f"{heading}\n\n{text}", ended=ended
+    )
 
 
 def _settle(planned: PlannedStudy) -> dict[str, Record]:
@@ -211,15 +226,13 @@ def _settle(planned: PlannedStudy) -> dict[str, Record]:
     return records if all(record.settled for record in records.values()) else settle_study(planned.folder)
 
 
-def _diagnose(logs: Sequence[Log], *, of_run: bool = False, failure: Failure | None = None) -> Diagnosis:
-    """Diagnose logs; those of a run, with the ``failure`` that is known of it."""
-    from ..doctor.diagnosis import OF_RUN, diagnose
+def _diagnose(logs: Sequence[Log], *, facts: frozenset[str] = frozenset()) -> Diagnosis:
+    from ..doctor import diagnose
 
     try:
-        opened = dict(_open_log(log) for log in logs)
-        return diagnose(opened, facts=frozenset({OF_RUN} if of_run else ()), failure=failure)
+        return diagnose(dict(_open_log(log) for log in logs), facts=facts)
     except OSError as error:
-        raise _error(f"cannot read {error.filename or 'the log'}: {error.strerror}") from error
+        raise _unreadable(error) from error
 
 
 def _open_log(log: Log) -> tuple[str, Source]:
@@ -231,31 +244,25 @@ def _open_log(log: Log) -> tuple[str, Source]:
     return str(log), log
 
 
-def _failure(planned: PlannedStudy, record: Record) -> Diagnosis:
-    """Diagnose a failed run from its logs. If these show no cause, report the ledger's cause or reason."""
-    from ..doctor import Cause, LogLine
+def _failure(planned: PlannedStudy, record: Record, *, reads_logs: bool = True) -> Diagnosis:
+    """Return the causes of a failed run; without any, the last lines below the reason in the ledger."""
+    from ..doctor import Cause, Diagnosis, LogLine
 
-    folder, reasons = planned.run_folder(record), record.end.reasons if record.end else ()
-    found = _diagnose(folder.logs, of_run=True, failure=first_failure(folder, reasons))
-    found.causes[:] = [replace(one, path=one.path or str(folder.path)) for one in found.causes]
-    recorded = record.end.cause if record.end else None
-    if found.first_failure is None and recorded:
-        found.causes.insert(
-            0,
-            Cause(
-                recorded.cause,
-                "failure",
-                str(folder.path / recorded.path),
-                None,
-                recorded.evidence,
-                recorded.explanation,
-                recorded.remedy,
-            ),
-        )
+    folder, end = planned.run_folder(record), record.end or End(state=record.state)
+    try:
+        found = explain(folder, end) if reads_logs else Diagnosis([], [])
+    except OSError as error:
+        raise _unreadable(error) from error
+    if found.first_failure is None and end.cause:
+        own = {
+            name: getattr(end.cause, name) for name in ("cause", "path", "evidence", "explanation", "remedy")
+        }
+        found.causes.insert(0, Cause(severity="failure", line=end.cause.line, **own))
+    found.causes[:] = [replace(one, path=str(folder.path / one.path)) for one in found.causes]
+    found.last_lines[:] = [replace(one, path=str(folder.path / one.path)) for one in found.last_lines]
     if found.first_failure is None:
-        ledger = planned.ledger
-        number, reason = ledger.line_number(record), record.reason or "the ledger has no reason"
-        found.last_lines.insert(0, LogLine(str(ledger.path), number, reason))
+        ledger, reason = planned.ledger, record.reason or "the ledger has no reason"
+        found.last_lines.insert(0, LogLine(str(ledger.path), ledger.line_number(record), reason))
     return found
 
 
@@ -301,32 +308,20 @@ def _cause(row: CauseRow, path: str) -> Cause:
     )
 
 
-def _print(diagnosis: Diagnosis, outcome: Outcome | None = None, *, json: bool) -> int:
-    """Print a diagnosis and return the exit code."""
-    state = outcome and outcome.state
+def _print(answer: Answer, *, json: bool) -> int:
+    """Print an answer and return the exit code."""
     if json:
-        print_json(diagnosis.as_json() | (outcome.as_json() if outcome else {}))
+        print_json(answer.found.as_json() | answer.ended)
     else:
-        if outcome:
-            show(one_line(str(outcome)) + "\n")
-        show(_text_of(diagnosis, outcome).removesuffix("\n"))
-    if diagnosis.first_failure is not None or state == RunState.FAILED:
+        show(answer.text.removesuffix("\n"))
+    state = answer.ended.get("state")
+    if answer.found.first_failure is not None or state == RunState.FAILED:
         return 1
     return 0 if state == RunState.COMPLETED else 3
 
 
-def _text_of(diagnosis: Diagnosis, outcome: Outcome | None) -> str:
-    from ..doctor.report import as_text
-
-    if outcome is None or outcome.runs is None:
-        return as_text(diagnosis, completed=outcome is not None and outcome.completed)
-    if outcome.state is None:
-        return "No run of the study has completed or failed yet.\n"
-    runs: dict[str | None, list[str]] = {}
-    for run in outcome.runs:
-        name = f"{run['run_id']} ({run['failure_class']})" if run["failure_class"] else run["run_id"]
-        runs.setdefault(run["cause"], []).append(name)
-    return as_text(diagnosis, completed=outcome.completed, runs=runs)
+def _unreadable(error: OSError) -> BenchError:
+    return _error(f"cannot read {error.filename or 'the log'}: {error.strerror}")
 
 
 def _error(message: str, *, remedy: str = "") -> BenchError:

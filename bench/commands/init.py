@@ -17,14 +17,16 @@ from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.units import slurm_time
 
 from ..jobs.slurm.parsing import NodeGroup
-from .console import say, show
+from ..terminal import say, show
 
 if TYPE_CHECKING:  # slow to import, and not needed by other commands
-    from .own_command import OwnCommand
+    from ..matrix.own_command import OwnCommand
 
 #: The time limit that the matrix gives each run, unless the partition's limit is shorter.
 TIME_LIMIT_S = 20 * 60
 MOST_NODES = 16
+#: Proposed for the built-in training.
+_DATA_AXIS = "  # data: [synthetic, /path/to/data]   # real against synthetic data: see docs/matrix.md\n"
 
 
 def init_command(
@@ -60,7 +62,7 @@ def init_command(
 
 def _read(command: str) -> OwnCommand:
     """Read the user's command and print notes about it."""
-    from .own_command import read_command
+    from ..matrix.own_command import read_command
 
     own = read_command(command)
     for note in own.notes:
@@ -227,7 +229,7 @@ cluster:
   {axis}: [{per_node}]
   backend: {backends}
   launcher: {launcher}
-scaling:
+{"" if own else _DATA_AXIS}scaling:
 {scaling}{workload}max_running: 1                # one job after another; without this line: all at once
 repeats: 3                    # three runs of each cell: enough for an interval
 """
@@ -258,6 +260,6 @@ cluster:
 {own.cluster_lines if own else ""}axes:                         # every combination is measured
   tasks_per_node: {sizes}     # processes; each has one thread (cpus_per_task)
   backend: [gloo]
-{launcher}scaling:
+{launcher or _DATA_AXIS}scaling:
 {scaling}{workload}repeats: 3                    # three runs of each cell: enough for an interval
 """

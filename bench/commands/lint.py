@@ -12,8 +12,7 @@ import typer
 from ddp_scaling_bench.errors import BenchError, missing_file
 from ddp_scaling_bench.units import count
 
-from ..terminal import read_stdin
-from .console import print_json, say, show
+from ..terminal import print_json, read_stdin, say, show
 from .options import JsonOption
 
 

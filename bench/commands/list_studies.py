@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
@@ -12,12 +13,13 @@ from ddp_scaling_bench.units import count
 from ..study.layout import StudyFolder, latest_first
 from ..study.ledger import RunState
 from ..study.plan_json import open_study
-from .console import print_json, print_table
+from ..terminal import print_json, print_table, say
+from .next_step import step_of_study
 from .options import JsonOption, ResultsOption, results_folder
 
 
 def list_command(results: ResultsOption = None, as_json: JsonOption = False) -> int:
-    """List the studies of a results folder, the newest first, with the states of their runs.
+    """List the studies of a results folder, the newest first, with their states and next commands.
 
     The states are those of the last command that updated the study; `bench status STUDY` updates them.
     """
@@ -25,29 +27,38 @@ def list_command(results: ResultsOption = None, as_json: JsonOption = False) -> 
     if as_json:
         print_json({"studies": listed})
         return 0
-    rows = [(one["study"], one["planned"], _runs(one), one["report"]) for one in listed]
-    print_table("", ("study", "planned", "runs", "report"), rows)
+    if not listed:
+        say(f"no study is planned below {results_folder(results)}; plan one: bench plan MATRIX")
+        return 0
+    rows = [(one["study"], one["planned"], one["matrix"], _runs(one), one["next"]) for one in listed]
+    print_table("", ("study", "planned", "matrix", "runs", "next"), rows)
     return 0
 
 
 def _described(folder: StudyFolder) -> dict[str, Any]:
     """Return the JSON object of a study; ``problem`` says why the states of its runs are not known."""
     page = folder.report / "index.html"
-    states: dict[str, int] = {}
-    problem = None
-    try:
-        records = open_study(folder).records().values()
-        states = dict(Counter(str(record.state) for record in records))
-    except BenchError as error:
-        problem = error.message
-    except OSError as error:
-        problem = f"not readable: {error.strerror}"
-    return {
+    described: dict[str, Any] = {
         "study": folder.name,
         "planned": f"{datetime.fromtimestamp(folder.planned_s, UTC):%Y-%m-%d}",
-        "states": states,
-        "problem": problem,
+        "matrix": None,
+        "states": {},
+        "problem": None,
         "report": str(page) if page.is_file() else None,
+        "next": None,
+    }
+    try:
+        planned = open_study(folder)
+        records = planned.records()
+    except BenchError as error:
+        return described | {"problem": error.message, "next": error.remedy}
+    except OSError as error:
+        return described | {"problem": f"not readable: {error.strerror}"}
+    matrix = planned.plan.get("matrix_file")
+    return described | {
+        "matrix": os.path.relpath(folder.path / matrix) if isinstance(matrix, str) else None,
+        "states": dict(Counter(str(record.state) for record in records.values())),
+        "next": step_of_study(folder, records),
     }
 
 

@@ -6,6 +6,7 @@ import fnmatch
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,10 +18,12 @@ from ddp_scaling_bench.units import join_names
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.engine import Engine
 from ..matrix.cell import Cell, Run, value_text
+from ..matrix.field_types import did_you_mean
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
-from .console import SHOWN_ROWS, say
+from ..terminal import SHOWN_ROWS, say, short_names
+from .completion import complete_matrix, complete_study
 
 ResultsOption = Annotated[
     Path | None,
@@ -33,7 +36,12 @@ AllOption = Annotated[
     bool, typer.Option("--all", help=f"List every row of the table, not only {SHOWN_ROWS}.")
 ]
 MatrixArgument = Annotated[
-    str, typer.Argument(help="A matrix file, or the name of a shipped example.", show_default=False)
+    str,
+    typer.Argument(
+        help="A matrix file, or the name of a shipped example.",
+        show_default=False,
+        autocompletion=complete_matrix,
+    ),
 ]
 SiteOption = Annotated[
     str | None,
@@ -45,7 +53,11 @@ SiteOption = Annotated[
 ]
 StudyArgument = Annotated[
     str | None,
-    typer.Argument(help="A study's name or folder; default: the study planned last.", show_default=False),
+    typer.Argument(
+        help="A study's name or folder; default: the study planned last.",
+        show_default=False,
+        autocompletion=complete_study,
+    ),
 ]
 OnlyOption = Annotated[
     list[str] | None,
@@ -107,32 +119,37 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         is_planned = StudyFolder(root / own).is_planned
         remedy = f"its study is {own}" if is_planned else f"plan it first: bench plan {name}"
         raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)
-    listed = ", ".join(study.name for study in known) or "none"
-    what = f"no study {name!r} is planned below {root} (planned: {listed})"
-    raise BenchError(what, remedy="plan it: bench plan MATRIX")
+    if (runs := list(find_attempts(name, root))) and len(runs[0][1]) == 1:
+        raise BenchError(f"{name} is a run, not a study", remedy=f"its study is {runs[0][0].folder.name}")
+    near = get_close_matches(name, [study.name for study in known], n=1)
+    listed = join_names([study.name for study in known], most=4) or "none"
+    remedy = f"did you mean {near[0]}?" if near else "plan it: bench plan MATRIX"
+    raise BenchError(f"no study {name!r} is planned below {root} (planned: {listed})", remedy=remedy)
 
 
 def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:
     """Yield each study that contains the run or job ``target``, with the matching (run, attempt) pairs.
 
-    ``target`` is the folder of a run or of an attempt, ``STUDY/RUN``, or the name of a run or the id of a job
-    in any study below ``root``; the study planned last comes first. If ``target`` is a run, the pair contains
-    its latest attempt (0 if the run was never started). If it is a job, there is a pair for each attempt in
-    the job, even if the run has a later attempt.
+    ``target`` is the folder of a run or of an attempt, ``STUDY/RUN``, or the name of a run (also as in a
+    table) or the id of a job in any study below ``root``; the study planned last comes first. If ``target``
+    is a run, the pair contains its latest attempt (0 if the run was never started). If it is a job, there is
+    a pair for each attempt in the job, even if the run has a later attempt.
     """
-    study, _, run_id = target.rpartition("/")
-    for path in (Path(target), *([root / study / "runs" / run_id] if study else [])):
-        if path.is_dir() and (found := _of_folder(path)):
-            yield found
-            return
-    for folder in latest_first(root):
+    if Path(target).is_dir() and (found := _of_folder(Path(target))):
+        yield found
+        return
+    study, _, name = target.rpartition("/")
+    places = [Path(study).parent] if Path(study).name == "runs" else [root / study, Path(study)]
+    folders = [StudyFolder(place) for place in places if study and StudyFolder(place).is_planned][:1]
+    for folder in folders or latest_first(root):
         try:
             planned = open_study(folder)
         except BenchError:  # planned by another version of bench: the target may be in a different study
             continue
-        records = planned.records()
-        if target in records:
-            yield planned, [(target, records[target].attempt)]
+        records, names = planned.records(), short_names(planned)
+        wanted = name if folders else target
+        if named := [run_id for run_id in records if wanted in (run_id, names[run_id])]:
+            yield planned, [(named[0], records[named[0]].attempt)]
         elif of_job := [
             (run_id, attempt)
             for run_id, attempts in planned.ledger.attempts().items()
@@ -176,12 +193,10 @@ def settle_study(folder: StudyFolder) -> dict[str, Record]:
         return planned.records()
 
 
-# fmt: off
 _CELL_KEYS = (
-    "nodes", "tasks_per_node", "gpus_per_node", "world_size", "backend", "launcher", "global_batch",
-    "per_gpu_batch", "mode", "repeat",
+    *("nodes", "tasks_per_node", "gpus_per_node", "world_size", "backend", "launcher", "global_batch"),
+    *("per_gpu_batch", "mode", "repeat"),
 )
-# fmt: on
 
 
 def choose_runs(
@@ -198,20 +213,21 @@ def choose_runs(
     """
     wanted = {RunState.PLANNED, RunState.CANCELLED, *([RunState.FAILED] if retry_failed else [])}
     # Filters apply to all runs: a filter that matches none is an error even if no run is left to start.
-    chosen = ((run, records[run.run_id]) for run in only(planned.runs, planned.cells, filters or []))
+    chosen = ((run, records[run.run_id]) for run in only(planned, filters or []))
     return [run for run, r in chosen if r.state in wanted or (retry_disturbed and r.is_disturbed)]
 
 
-def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str]) -> list[Run]:
+def only(planned: PlannedStudy, filters: Sequence[str]) -> list[Run]:
     """Return the runs that match every filter.
 
-    A filter is a pattern for the name of the run or cell (``n4x4-*``), or ``key=value``. The key is a
+    A filter is a pattern for a name of the run or cell (``n4x4-*``), or ``key=value``. The key is a
     property of the run's configuration or a workload option (``nodes=4``, ``mode=weak``, ``precision=bf16``).
 
     Raises:
         BenchError: a key is unknown, or no run matches.
     """
-    kept = [run for run in runs if all(_matches(run, cells[run.cell_id], pattern) for pattern in filters)]
+    runs, cells, names = planned.runs, planned.cells, short_names(planned) if filters else {}
+    kept = [run for run in runs if all(_matches(run, cells[run.cell_id], names, one) for one in filters)]
     if filters and runs and not kept:
         raise BenchError(
             f"--only {' --only '.join(filters)} matches no run",
@@ -220,10 +236,11 @@ def only(runs: Sequence[Run], cells: Mapping[str, Cell], filters: Sequence[str])
     return kept
 
 
-def _matches(run: Run, cell: Cell, pattern: str) -> bool:
+def _matches(run: Run, cell: Cell, names: Mapping[str, str], pattern: str) -> bool:
     key, equals, value = pattern.partition("=")
     if not equals:
-        return fnmatch.fnmatchcase(run.run_id, pattern) or fnmatch.fnmatchcase(run.cell_id, pattern)
+        own = (run.run_id, run.cell_id, names[run.run_id], names[run.cell_id])
+        return any(fnmatch.fnmatchcase(name, pattern) for name in own)
     if key == "repeat":
         return str(run.repeat) == value
     if key == "mode":
@@ -249,7 +266,5 @@ def _property(cell: Cell, key: str) -> Any:
         return options[key]
     if key.startswith("env."):
         return cell.env.get(key.removeprefix("env."), "")
-    allowed = ", ".join([*_CELL_KEYS, "command", *cell.workload, "env.NAME"])
-    raise BenchError(
-        f"--only: unknown key {key!r}", remedy=f"allowed: {allowed}, or a pattern such as 'n4x4-*'"
-    )
+    allowed = did_you_mean(key, [*_CELL_KEYS, "command", *cell.workload], cutoff=0.6)
+    raise BenchError(f"--only: unknown key {key!r}", remedy=f"{allowed}, or give a pattern such as 'n4x4-*'")

@@ -14,7 +14,17 @@ from ..cost import Cost, Costs, hint, idle_gpus, named, parse_step_times, summar
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
 from ..study.plan_json import PlannedStudy, open_study
-from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
+from ..terminal import (
+    SHOWN_ROWS,
+    print_commands,
+    print_json,
+    print_table,
+    say,
+    short_names,
+    show,
+    study_title,
+)
+from .next_step import step_of_study
 from .options import (
     AllOption,
     JsonOption,
@@ -54,7 +64,7 @@ def plan_command(
     else:
         _show(study, costs, everything=everything)
         say_warnings(plan)
-        say(f"next: bench submit {plan.matrix.study}")
+        say(f"next: {step_of_study(folder, study.records())}")
     return 0
 
 
@@ -88,14 +98,15 @@ def _show(study: PlannedStudy, costs: Mapping[str, Cost], *, everything: bool) -
     if any(cell.model_parallel > 1 for cell in cells):
         columns[3:5] = ["ranks", "replicas", "per-replica batch"]
     shown = cells if everything else cells[:SHOWN_ROWS]
-    rows = [_row(cell, with_replicas="replicas" in columns) for cell in shown]
+    names = short_names(study)
+    rows = [_row(cell, names[cell.cell_id], with_replicas="replicas" in columns) for cell in shown]
     hidden = len(cells) - len(rows)
-    print_table(f"Study {study.folder.name}", columns, rows, right=columns[1:-1], hidden=hidden)
+    print_table(study_title(study), columns, rows, right=columns[1:-1], hidden=hidden)
     print_commands(cells)
     show(f"{summary(study)}; {cost}")
     for line in named(costs):
         show(line)
-    if idle := [f"{cell_id} ({number})" for cell_id, number in idle_gpus(study).items()]:
+    if idle := [f"{names[cell_id]} ({number})" for cell_id, number in idle_gpus(study).items()]:
         show(
             "idle GPUs that each run of a cell reserves: "
             f"{join_names(idle, most=len(idle) if everything else SHOWN_IDLE)}"
@@ -105,10 +116,10 @@ def _show(study: PlannedStudy, costs: Mapping[str, Cost], *, everything: bool) -
     show(f"written: {study.folder.path} (scripts/, plan.json)")
 
 
-def _row(cell: Cell, *, with_replicas: bool) -> tuple[Any, ...]:
+def _row(cell: Cell, name: str, *, with_replicas: bool) -> tuple[Any, ...]:
     series = ", ".join(f"{member.mode} {member.batch}" for member in cell.series)
     sizes = (cell.nodes, value_text(cell.tasks_per_node), cell.world_size, *[cell.replicas] * with_replicas)
-    return (cell.cell_id, *sizes, cell.per_gpu_batch, cell.global_batch, series)
+    return (name, *sizes, cell.per_gpu_batch, cell.global_batch, series)
 
 
 def _as_content(plan: Plan, study: PlannedStudy, costs: Mapping[str, Cost]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ..preflight import (
 from ..study.layout import StudyFolder, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
-from .console import print_json, print_table, say, show, show_progress
+from ..terminal import print_json, print_table, say, show, show_progress
 from .options import (
     JsonOption,
     MatrixArgument,

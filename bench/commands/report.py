@@ -15,12 +15,13 @@ from ddp_scaling_bench.finding import with_remedies
 from ddp_scaling_bench.units import count
 
 from ..study.layout import StudyFolder
+from ..terminal import print_json, say, show
 from .advise import parse_samples
-from .console import print_json, say, show
+from .completion import complete_baseline, complete_study
 from .options import JsonOption, ResultsOption, find_study, require_report, settle_study
 
 if TYPE_CHECKING:
-    from analysis.report.proposal import Work
+    from analysis.report.proposal import Request
     from analysis.report.write import Report
 
 #: File suffixes of tables. A study whose name ends in one of them must be given by its folder.
@@ -35,10 +36,21 @@ BaselineOption = Annotated[
         help="The reference for efficiencies: a size (1x4, or 4 GPUs), a cell_id, no-ddp, or common (the "
         "smallest size that all series have); default: the smallest measured size.",
         show_default=False,
+        autocompletion=complete_baseline,
     ),
 ]
 ProposalOption = Annotated[
     bool, typer.Option("--proposal", help="Also write the scaling section of a proposal as .md and .tex.")
+]
+SeriesOption = Annotated[
+    str,
+    typer.Option(
+        "--series",
+        metavar="NAME",
+        help="With --proposal: the series whose size you request: its name, or parts of it such as 'weak, "
+        "precision bf16'; default: the highest throughput of those with a recommended size.",
+        show_default=False,
+    ),
 ]
 SamplesOption = Annotated[
     str | None,
@@ -65,6 +77,7 @@ SourcesArgument = Annotated[
         help="A study's name or folder (default: the study planned last), a table measured elsewhere (.csv, "
         ".tsv, .md or .txt), or logs of finished runs with their sizes (2=a.log, or 1x2=a.log).",
         show_default=False,
+        autocompletion=complete_study,
     ),
 ]
 _MODE = "The scaling mode (strong or weak) of logs, or of a table without batch columns."
@@ -137,6 +150,7 @@ def report_command(
     names: MapOption = None,
     output: OutputOption = None,
     proposal: ProposalOption = False,
+    series: SeriesOption = "",
     samples: SamplesOption = None,
     epochs: EpochsOption = 1,
     trainings: TrainingsOption = 1,
@@ -149,11 +163,15 @@ def report_command(
     For a study, missing and failed runs are listed with the reason. A TABLE.csv measured elsewhere
     has one row per run or per size. For logs with --pattern, the matched lines are listed, too. The page is
     one file and works offline. With --output, the report of a study that you cannot write to goes to
-    another folder.
+    another folder. The exit code is 1 if an error is printed: the report is complete, but numbers are missing
+    or not valid.
     """
     require_report("bench report")
-    work = _work(samples, epochs, trainings, proposal=proposal)
-    options: dict[str, Any] = {"baseline": baseline, "proposal": proposal, "work": work}
+    request = _request(series, samples, epochs, trainings)
+    for option, is_given in (("--series", bool(series)), ("--samples", bool(samples))):
+        if is_given and not proposal:
+            raise BenchError(f"{option} requires --proposal", remedy=f"add --proposal, or omit {option}")
+    options: dict[str, Any] = {"baseline": baseline, "proposal": request if proposal else None}
     source = sources[0] if sources else None
     if pattern:
         if include_disturbed or names:
@@ -177,7 +195,7 @@ def report_command(
         own = dict(text.partition("=")[::2] for text in names or ())
         options |= {"output": output or table.parent, "mode": mode, "names": own}
         written = write_table_report(table, progress=say, **options)
-        return _print(written, study=table.stem, as_json=as_json)
+        return _end(written, study=table.stem, as_json=as_json)
     for option, value in (("--mode", mode), ("--map", names)):
         if value:
             what = f"{option} is for a table measured elsewhere, not for a study"
@@ -186,25 +204,21 @@ def report_command(
     return write(folder, as_json=as_json, output=output, include_disturbed=include_disturbed, **options)
 
 
-def _work(samples: str | None, epochs: int, trainings: int, *, proposal: bool) -> Work | None:
-    """Return the trainings that the proposal asks time for, or None if none are stated."""
-    if samples is None:
-        for option, number in (("--epochs", epochs), ("--trainings", trainings)):
-            if number > 1:
-                remedy = "add --samples, the samples per epoch"
-                raise BenchError(f"{option} requires --samples", remedy=remedy)
-        return None
-    if not proposal:
-        raise BenchError("--samples requires --proposal", remedy="add --proposal, or omit --samples")
-    from analysis.report.proposal import Work
+def _request(series: str, samples: str | None, epochs: int, trainings: int) -> Request:
+    """Return what the proposal asks for."""
+    from analysis.report.proposal import Request
 
-    return Work(parse_samples(samples), epochs, trainings)
+    for option, number in (("--epochs", epochs), ("--trainings", trainings)):
+        if number > 1 and samples is None:
+            raise BenchError(f"{option} requires --samples", remedy="add --samples, the samples per epoch")
+    return Request(series, None if samples is None else parse_samples(samples), epochs, trainings)
 
 
 def write(folder: StudyFolder, *, as_json: bool = False, output: Path | None = None, **options: Any) -> int:
     """Update the records of a study, write its report, and print the path and the validity of the numbers.
 
-    ``options`` are those of :func:`analysis.report.write.write_report`.
+    Return 1 if an error limits the numbers, else 0. ``options`` are those of
+    :func:`analysis.report.write.write_report`.
     """
     try:
         check_writable(output or folder.report)  # a large study takes minutes
@@ -216,7 +230,7 @@ def write(folder: StudyFolder, *, as_json: bool = False, output: Path | None = N
         elsewhere = f"write the report elsewhere: bench report {shlex.quote(str(folder.path))} --output DIR"
         remedy = f"{error.remedy}, or {elsewhere}" if error.remedy else elsewhere
         raise UnwritableError(error.message, remedy=remedy) from None
-    return _print(written, study=folder.name, as_json=as_json)
+    return _end(written, study=folder.name, as_json=as_json)
 
 
 def _report_logs(
@@ -266,11 +280,17 @@ def _report_logs(
         progress=say,
         **options,
     )
-    return _print(written, study="logs", as_json=as_json, logs=told)
+    return _end(written, study="logs", as_json=as_json, logs=told)
 
 
-def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
-    """Print findings, the path of the page, what to use, how sure that is, and why; return 0."""
+def _end(written: Report, **options: Any) -> int:
+    """Print a written report; return 1 if an error limits its numbers, else 0."""
+    _print(written, **options)
+    return int(written.has_errors)
+
+
+def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> None:
+    """Print findings, the path of the page, what to use, how sure that is, and why."""
     from analysis.text import message
 
     page = written.page
@@ -280,7 +300,7 @@ def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
         show(page)
         for line in written.answers():
             show(line)
-        return 0
+        return
     files = sorted(str(path) for path in page.parent.rglob("*") if path.is_file())
     validity = [
         {
@@ -298,7 +318,11 @@ def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> int:
         {**one.as_json(), "message": message(one), "remedy": one.remedy, "runs": len(runs)}
         for one, runs in written.of_runs
     ]
+    content["sizes"] = [
+        {"series": series, **one.as_json(), "message": message(one)}
+        for series, own in written.of_sizes.items()
+        for one in own
+    ]
     content["checks"] = [check.as_json() for check in written.assessment.checks]
     judged = {"recommended": written.recommended, "verdicts": written.verdicts, "settings": written.settings}
     print_json({**content, **judged, **more})
-    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..cost import summary
 from ..study.plan_json import open_study
-from .console import say
+from ..terminal import say
 from .options import (
     BudgetOption,
     MatrixArgument,
@@ -49,5 +49,4 @@ def run_command(
     runs = choose_runs(study, seen, filters, retry_failed=retry_failed, retry_disturbed=retry_disturbed)
     check_cost(study, runs, budget=budget, step_time=step_time, ask=not yes)
     code = start(submission, runs, seen, wait=True)
-    write(folder)
-    return code
+    return max(code, write(folder))

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from .console import print_json
+from ..terminal import print_json
 
 
 def schema_command(
-    site: Annotated[bool, typer.Option("--site", help="Print the schema of a site file instead.")] = False,
+    site_file: Annotated[
+        bool, typer.Option("--site-file", help="Print the schema of a site file instead.")
+    ] = False,
 ) -> int:
     """Print the JSON Schema of a matrix, which editors use to complete and check the file.
 
@@ -20,5 +22,5 @@ def schema_command(
     from ..matrix.load import site_schema
     from ..matrix.schema import json_schema
 
-    print_json(site_schema() if site else json_schema())
+    print_json(site_schema() if site_file else json_schema())
     return 0

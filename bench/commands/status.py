@@ -24,7 +24,16 @@ from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.readings import readings_of
 from ..study.together import together_of
-from .console import SHOWN_ROWS, print_commands, print_json, print_table, say, show
+from ..terminal import (
+    SHOWN_ROWS,
+    print_commands,
+    print_json,
+    print_table,
+    say,
+    short_names,
+    show,
+    study_title,
+)
 from .options import AllOption, JsonOption, ResultsOption, StudyArgument, find_study, say_if_copy
 from .submit import counts_line, new_submission
 
@@ -92,15 +101,16 @@ def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: b
     shown = ranked if everything else ranked[:SHOWN_ROWS]
     # The class is a column only if a run has one.
     classes = {record.run_id: record.failure_class for record in shown if record.failure_class}
+    names = short_names(planned)
     rows: list[tuple[Any, ...]] = []
     for record in shown:
-        own = (record.run_id, str(record.state), *([classes.get(record.run_id)] if classes else []))
+        own = (names[record.run_id], record.state, *([classes.get(record.run_id)] if classes else []))
         rows.append((*own, record.attempt or None, record.job_id or None, _remark(record)))
         lines = (shorten(str(one), MAX_LINE, placeholder=" …") for one in _warnings(planned, record))
         rows += [(*("" for _ in own), None, None, line) for line in lines]
     columns = ["run", "state", *(["class"] if classes else []), "attempt", "job", "reason"]
     hidden = len(ranked) - len(shown)
-    print_table(f"Study {planned.folder.name}", columns, rows, right=["attempt"], hidden=hidden)
+    print_table(study_title(planned), columns, rows, right=["attempt"], hidden=hidden)
     print_commands(planned.cells.values())
     if disturbed := sum(record.is_disturbed for record in ranked):
         show(f"{count(disturbed, 'completed run was', 'completed runs were')} disturbed")
@@ -109,6 +119,9 @@ def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: b
     stuck = sum(record.stuck for record in ranked)
     counts = counts_line(Counter(str(record.state) for record in ranked))
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
+    if failed := [record.run_id for record in ranked if record.state is RunState.FAILED]:
+        run = f"/{failed[0]}" if len(failed) == 1 else ""
+        show(f"what to do about failures: bench doctor {planned.folder.name}{run}")
 
 
 def _warnings(planned: PlannedStudy, record: Record) -> list[Finding]:
@@ -145,10 +158,9 @@ def _unknown(planned: PlannedStudy, record: Record) -> bool:
 
 
 def _remark(record: Record) -> str:
-    """Return the reason of a run's state, the cause of a failure, and what disturbed the run."""
-    reason = f"{record.reason} [{record.cause}]" if record.cause else record.reason
+    """Return the first cause of a failure or the reason of a run's state, and what disturbed the run."""
     disturbed = f"disturbed by {disturbance_text(record)}" if record.is_disturbed else ""
-    return "; ".join(filter(None, (reason, disturbed)))
+    return "; ".join(filter(None, (record.why, disturbed)))
 
 
 def status_content(planned: PlannedStudy, records: Mapping[str, Record]) -> dict[str, Any]:

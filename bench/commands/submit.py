@@ -21,10 +21,12 @@ from ..jobs.contract import Pack
 from ..jobs.engine import Callbacks, Engine
 from ..jobs.submission import HaltedError, Submission
 from ..matrix.cell import Run
+from ..study.layout import StudyFolder
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.run_json import next_attempt
-from .console import print_commands, say, show, show_progress
+from ..terminal import print_commands, say, show, show_progress
+from .next_step import shown_name, step_of_study
 from .options import (
     AdoptOption,
     BudgetOption,
@@ -37,7 +39,6 @@ from .options import (
     YesOption,
     choose_runs,
     find_study,
-    results_folder,
     say_if_copy,
 )
 
@@ -100,7 +101,9 @@ def submit_command(
         return 0
     if adopt:
         submission.engine.adopt()
-    return start(submission, runs, seen, wait=wait, pack=pack)
+    code = start(submission, runs, seen, wait=wait, pack=pack)
+    say(f"next: {step_of_study(planned.folder, planned.records())}")
+    return code
 
 
 def new_submission(planned: PlannedStudy, *, max_queued: int | None = None, pack: bool = False) -> Submission:
@@ -189,13 +192,13 @@ def _show(
     planned, scheduler = engine.study, engine.scheduler
     say_if_copy(engine)
     for pack in packs or ():
-        show(scheduler.words(pack.job))
+        show(scheduler.words(pack.job), to_copy=True)
         for place, (attempt, _) in enumerate(pack.attempts, 1):
             nodes = ",".join(map(str, pack.nodes_of(attempt)))
             show(f"{place:>4}  {attempt.run.run_id}  on nodes {nodes} of {pack.nodes}")
     if packs is None:
         for run in runs:
-            show(scheduler.words(engine.job(next_attempt(planned, run, seen[run.run_id]))))
+            show(scheduler.words(engine.job(next_attempt(planned, run, seen[run.run_id]))), to_copy=True)
         print_commands(planned.cells[cell_id] for cell_id in dict.fromkeys(run.cell_id for run in runs))
     if planned.scheduler.queues and planned.max_running is not None and (packs is None or len(packs) > 1):
         say("max_running: `bench submit` also lets jobs wait for the end of earlier jobs")
@@ -212,8 +215,7 @@ def start(
     runs have ended. The exit code is 1 if a run has failed or the study was cancelled.
     """
     planned = submission.engine.study
-    is_found = planned.folder.path.parent.resolve() == results_folder(None).resolve()
-    name = planned.folder.name if is_found else shlex.quote(str(planned.folder.path))
+    name = shown_name(planned.folder)
     waits, records, left = wait or (submission.one_by_one and bool(runs)), seen, list[Run]()
     if not runs:
         say("nothing to start")
@@ -229,11 +231,12 @@ def start(
     if not waits and submission.say_stuck(submission.engine.stuck(runs)):
         fewer = ", or pack fewer runs (--only), or submit without --pack" if pack else ""
         say(f"`bench cancel {name}` removes them from the queue; then correct the matrix{fewer}")
-    return _conclude(planned.folder.name, name, records, waited=waits, halted=submission.halted)
+    return _conclude(planned.folder, records, waited=waits, halted=submission.halted)
 
 
-def _conclude(study: str, name: str, records: Mapping[str, Record], *, waited: bool, halted: bool) -> int:
-    """Print the state of the study and the next command; return the exit code."""
+def _conclude(folder: StudyFolder, records: Mapping[str, Record], *, waited: bool, halted: bool) -> int:
+    """Print the state of the study, and how to start failed runs again; return the exit code."""
+    name = shown_name(folder)
     counts = Counter(str(record.state) for record in records.values())
     stopped = halted and counts[RunState.COMPLETED] < len(records)
     if stopped:
@@ -242,7 +245,7 @@ def _conclude(study: str, name: str, records: Mapping[str, Record], *, waited: b
         runs = count(disturbed, "completed run was", "completed runs were")
         retry = f"`bench submit {name} --retry-disturbed` starts them again"
         say(f"{runs} disturbed: `bench status {name}` shows why; {retry}")
-    say(f"study {study}: {counts_line(counts)}")
+    say(f"study {folder.name}: {counts_line(counts)}")
     failed, unknown = counts[RunState.FAILED], counts[RunState.UNKNOWN]
     for amount, state, remedy in (
         (failed, "failed", f"`bench submit {name} --retry-failed` starts them again"),

@@ -15,10 +15,13 @@ from ddp_scaling_bench.run_folder import RunFolder
 from ..jobs.engine import Engine
 from ..jobs.slurm.parsing import expand_hosts
 from ..study.findings import Disturbance
+from ..study.layout import StudyFolder
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
 from ..study.verify import Verification, verify_run
-from .console import print_json, show
+from ..terminal import print_json, say, show
+from .completion import complete_run
+from .next_step import shown_name
 from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder, say_if_copy
 
 _WORDS = {"error": "error", "warning": "warn", "info": "info"}
@@ -30,6 +33,7 @@ def verify_command(
         typer.Argument(
             help="A run's folder or name, a job id, or a study; default: the study planned last.",
             show_default=False,
+            autocompletion=complete_run,
         ),
     ] = None,
     results: ResultsOption = None,
@@ -44,8 +48,8 @@ def verify_command(
     check fails, but a value was not measured, such as the ranks of a command without the recorder.
     """
     verdicts = _verdicts(target, results)
-    passed = sum(verdict.passed for verdict in verdicts)
-    unmeasured = Counter(check.name for one in verdicts for check in one.checks if check.passed is None)
+    passed = [verdict for verdict in verdicts if verdict.passed]
+    unmeasured = Counter(name for verdict in passed for name in verdict.unmeasured)
     if as_json:
         runs = [
             {
@@ -59,26 +63,49 @@ def verify_command(
             }
             for verdict in verdicts
         ]
-        print_json({"passed": passed == len(verdicts), "runs": runs})
+        print_json({"passed": len(passed) == len(verdicts), "runs": runs})
     else:
-        for verdict in verdicts:
-            _show(verdict, all_checks=len(verdicts) == 1)
-        show(f"{passed} of {len(verdicts)} runs pass")
+        _show(verdicts)
+        _show_sums(verdicts)
         for name, runs_without in unmeasured.items():
             show(f"{runs_without} of {len(verdicts)} runs: {name} not measured")
-    if passed < len(verdicts):
+        if any(verdict.record.state is RunState.FAILED for verdict in verdicts):
+            say(f"next: bench doctor {shown_name(StudyFolder(verdicts[0].folder.path.parents[2]))}")
+    if len(passed) < len(verdicts):
         return 1
     return 3 if strict and unmeasured else 0
 
 
-def _show(verdict: Verification, *, all_checks: bool) -> None:
-    show(f"{'pass' if verdict.passed else 'FAIL'}  {verdict.record.run_id}")
-    for check in verdict.checks:
-        if all_checks or check in verdict.failures:
-            show(f"  {check}")
-    for warning in verdict.warnings:
-        what = f"disturbed: {warning.message}" if isinstance(warning, Disturbance) else warning
-        show(f"  {_WORDS[warning.severity]}  {what}")
+def _show_sums(verdicts: Sequence[Verification]) -> None:
+    """Print how many runs pass, fail, were measured in part, and have not ended."""
+    in_part = sum(verdict.passed and bool(verdict.unmeasured) for verdict in verdicts)
+    sums = {
+        "fail": sum(bool(verdict.failures) for verdict in verdicts),
+        "measured in part, without a failed check": in_part,
+        "not yet run": sum(not verdict.has_ended for verdict in verdicts),
+    }
+    others = "".join(f"; {number} {what}" for what, number in sums.items() if number)
+    show(f"{sum(one.passed for one in verdicts) - in_part} of {len(verdicts)} runs pass{others}")
+
+
+def _show(verdicts: Sequence[Verification]) -> None:
+    """Print the checks of one run, or those of several that failed; equal ones once, below their runs."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for verdict in verdicts:
+        run, alone = verdict.record, len(verdicts) == 1
+        if verdict.has_ended:
+            word = "FAIL" if verdict.failures else "--  " if verdict.unmeasured else "pass"
+            lines = [f"  {check}" for check in (verdict.checks if alone else verdict.failures)]
+            for warning in verdict.warnings if alone or verdict.passed else ():
+                what = f"disturbed: {warning.message}" if isinstance(warning, Disturbance) else warning
+                lines.append(f"  {_WORDS[warning.severity]}  {what}")
+            groups.setdefault(tuple(lines), []).append(f"{word}  {run.run_id}")
+        elif alone:
+            state = f"{run.state}: {run.reason}" if run.reason else run.state
+            groups[()] = [f"--    {run.run_id}: not yet run ({state})"]
+    for texts, names in groups.items():
+        for text in (*names, *texts):
+            show(text)
 
 
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:

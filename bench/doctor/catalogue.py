@@ -12,9 +12,10 @@ An entry of a file::
     kind = "origin"
     example = "..."
 
-The ``explanation`` or ``remedy`` of a signature, if any, replaces the cause's text. Those of the table
-``[port-in-use.of-run]``, if any, replace all of them for runs that `bench` started. Placeholders
-such as ``{port}`` are filled from the named groups of the pattern, but not in that table.
+The ``explanation`` or ``remedy`` of a signature, if any, replaces the cause's text. ``of-run.explanation``
+and ``of-run.remedy``, if any, replace all of them for runs that `bench` started. Placeholders such as
+``{port}`` are filled from the named groups of the pattern, but not in these. ``kind`` of a cause is that of
+its signatures without one.
 ``severity = "slow"`` marks a cause that makes a job slow but does not end it, and
 ``severity = "warning"`` one that changes what a run measures. A signature under ``fact`` recognizes a
 fact that ``needs`` or ``unless`` of other signatures name.
@@ -195,7 +196,8 @@ def _unwrapped(text: str) -> str:
 
 
 def _signatures(name: str, entry: dict[str, Any], *, severity: str | None) -> list[Signature]:
-    return [_signature(name, dict(body), severity=severity) for body in entry.get("signature", [])]
+    kind = entry.get("kind", KINDS[0])
+    return [_signature(name, {"kind": kind, **body}, severity=severity) for body in entry["signature"]]
 
 
 def _signature(name: str, body: dict[str, Any], *, severity: str | None) -> Signature:

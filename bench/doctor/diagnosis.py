@@ -247,6 +247,13 @@ def _cause(hit: Hit, hits: Sequence[Hit], *, of_run: bool) -> Cause:
     return Cause(own.name, severity, hit.path, hit.line, hit.evidence, explanation, remedy)
 
 
+def cause_of_end(name: str, evidence: str) -> Cause:
+    """Return a cause that the end of a run shows, but no line of its logs."""
+    info = load().causes[name]
+    told = info.of_run or info
+    return Cause(name, FAILURE, "", None, evidence, told.explanation or info.explanation, told.remedy)
+
+
 def _recorded_cause(failure: Failure) -> Cause:
     """Return a recorded failure as a cause, which no line of a log shows."""
     return Cause(failure.kind, FAILURE, "", None, "", failure.message, failure.remedy)

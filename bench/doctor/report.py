@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ddp_scaling_bench.text import one_line
 from ddp_scaling_bench.units import percent
@@ -13,49 +13,59 @@ from .diagnosis import Cause, Diagnosis
 
 _WIDTH = 100
 _UNKNOWN = "No known cause. This does not show that the job succeeded."
+#: What to do about a failed run of which no line is known.
+_SEARCH = (
+    "Read all of job.err and job.out in the run's folder. If they do not say why, look in the program for "
+    "exits without a message, such as sys.exit(3), or call the command of the run's script by hand."
+)
 
 
-def as_text(
-    diagnosis: Diagnosis,
-    *,
-    completed: bool = False,
-    runs: Mapping[str | None, Sequence[str]] | None = None,
-) -> str:
+def as_text(diagnosis: Diagnosis, *, completed: bool = False, failed: bool = False) -> str:
     """Format a diagnosis as text in lines of about 100 characters, starting with the first cause.
 
-    If it is known that the run ``completed``, its logs need no cause of a failure. For a study, ``runs`` are
-    the failed runs by their first cause, or by None if it is not known.
+    If it is known that the run ``completed``, its logs need no cause of a failure. If it ``failed``, the
+    first of the last lines is the reason in the ledger.
     """
     failures = [cause for cause in diagnosis.causes if cause.severity == FAILURE]
-    slow = [cause for cause in diagnosis.causes if cause.severity == SLOW]
-    warned = [cause for cause in diagnosis.causes if cause.severity == WARNING]
-    blocks = _failures(failures) if runs is None else [_with_runs(one, runs) for one in failures]
-    if failures and runs and runs.get(None):
-        unknown = f"No known cause in the logs of {', '.join(runs[None])}: see `bench doctor RUN`."
-        blocks.append(_wrapped(unknown, ""))
+    blocks = _failures(failures)
     if not failures and not completed:
-        blocks.append(
-            _UNKNOWN + (" The last lines, errors if there are any:" if diagnosis.last_lines else "")
-        )
-        blocks += [f"  {one_line(at.path)}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
-    if warned:
-        blocks += ["Changes what the run measures:", *map(_cause, warned)]
-    if slow:
-        blocks += ["Makes the job slow, but does not end it:", *map(_cause, slow)]
-    if completed and not slow:
-        blocks.append("No cause of slow steps is known.")
-    return "\n\n".join(blocks) + "\n"
+        blocks = _unknown(diagnosis, failed=failed)
+    return "\n\n".join(blocks + _others(diagnosis.causes, completed=completed)) + "\n"
+
+
+def study_as_text(
+    failures: Sequence[tuple[Diagnosis, Sequence[str]]], others: Sequence[Cause], *, completed: bool
+) -> str:
+    """Format the different failures of a study, each with its runs, and the causes that ended no run."""
+    blocks = []
+    for found, runs in failures:
+        first = found.first_failure
+        *above, last = [_cause(first)] if first else _unknown(found, failed=True)
+        named = _wrapped(f"Runs: {', '.join(runs)}", "  ", max_lines=6)
+        blocks += [*above, f"{last}\n{named}"]
+    return "\n\n".join(blocks + _others(others, completed=completed)) + "\n"
+
+
+def _unknown(diagnosis: Diagnosis, *, failed: bool) -> list[str]:
+    lines = [f"  {one_line(at.path)}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
+    if failed:
+        heading = "No known cause. The reason of the end, and the last lines:"
+        return [heading, *lines, _wrapped(f"Do:  {_SEARCH}", "  ")]
+    return [f"{_UNKNOWN} The last lines, errors if there are any:" if lines else _UNKNOWN, *lines]
+
+
+def _others(causes: Sequence[Cause], *, completed: bool) -> list[str]:
+    slow = [_cause(cause) for cause in causes if cause.severity == SLOW]
+    warned = [_cause(cause) for cause in causes if cause.severity == WARNING]
+    blocks = ["Changes what the run measures:", *warned] if warned else []
+    blocks += ["Makes the job slow, but does not end it:", *slow] if slow else []
+    return blocks + ["No cause of slow steps is known."] * (completed and not slow)
 
 
 def _failures(causes: list[Cause]) -> list[str]:
     further = ["Further causes, which may be consequences of the first:"] if len(causes) > 1 else []
     blocks = [_cause(cause) for cause in causes]
     return blocks[:1] + further + blocks[1:]
-
-
-def _with_runs(cause: Cause, runs: Mapping[str | None, Sequence[str]]) -> str:
-    found = _wrapped(f"Runs: {', '.join(runs.get(cause.cause, ()))}", "  ", max_lines=6)
-    return f"{_cause(cause)}\n{found}"
 
 
 def _cause(cause: Cause) -> str:

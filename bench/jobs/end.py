@@ -64,12 +64,19 @@ from .slurm.pack import run_status
 from .slurm.states import EXIT_UNWRITABLE, state_from_notices
 
 if TYPE_CHECKING:
-    from ..doctor import Cause
+    from ..doctor import Cause, Diagnosis
 
 #: A disk with less free space is full: the files of a run no longer fit.
 _LEAST_FREE_BYTES = 64 * 1024
 _NOT_FINITE = ("nan", "inf", "-inf")
 _MOST_STARTS = 4096
+#: The causes of ends that the scheduler or the script reports, if no log shows another one.
+_CAUSE_OF_CLASS = {
+    FailureClass.TIME_LIMIT: "time-limit",
+    FailureClass.NODE_FAILURE: "node-fail",
+    FailureClass.OUT_OF_MEMORY: "oom-host",
+    FailureClass.PREEMPTED: "preempted",
+}
 
 
 @dataclass(frozen=True)
@@ -422,19 +429,38 @@ def _missing_rows(folder: RunFolder, planned: int | None) -> Finding | None:
     return next((one for one in found if isinstance(one, NoStep | NoWindow)), NoMetrics(of_command=True))
 
 
+def explain(folder: RunFolder, end: End) -> Diagnosis:
+    """Return why an attempt failed: what its logs show and its ranks recorded, else what its end shows.
+
+    The paths of logs are their names.
+
+    Raises:
+        OSError: a log cannot be read.
+    """
+    from ..doctor.diagnosis import OF_RUN, cause_of_end, diagnose
+
+    logs, failure = {log.name: log for log in folder.logs}, first_failure(folder, end.reasons)
+    found = diagnose(logs, facts=frozenset({OF_RUN}), failure=failure)
+    if found.first_failure is None and disk_is_full(folder):  # the run could not log that
+        found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
+    if found.first_failure is None and (
+        name := _CAUSE_OF_CLASS.get(end.failure_class or FailureClass.BAD_EXIT)
+    ):
+        found.causes.insert(0, cause_of_end(name, messages(end.reasons)))
+        found.last_lines.clear()
+    return found
+
+
 def _findings(folder: RunFolder, end: End) -> Mapping[str, Any]:
     """Return what the logs explain: the cause of a failure, or the warnings of a run that completed."""
-    from ..doctor.diagnosis import OF_RUN, diagnose, find_warnings
+    from ..doctor.diagnosis import find_warnings
 
     if end.state is RunState.COMPLETED:  # warnings can explain why it is slow
         return {"warnings": tuple(map(_log_cause, find_warnings(folder)))}
     if end.state is not RunState.FAILED:
         return {}
     try:
-        logs, failure = {log.name: log for log in folder.logs}, first_failure(folder, end.reasons)
-        found = diagnose(logs, facts=frozenset({OF_RUN}), failure=failure)
-        if found.first_failure is None and disk_is_full(folder):  # the run could not log that
-            found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
+        found = explain(folder, end)
     except OSError:
         return {}
     if found.first_failure is None:

@@ -116,6 +116,7 @@ class Cell:
     as its batch and backend. ``packages`` are the Python packages that the command needs. ``swept`` contains
     the cell's values of the axes that vary in the matrix, except size and batch.
     ``command_per`` is ``node`` or ``job`` if the command starts the ranks (launcher own), else empty.
+    ``texts`` are the options that the command contains and the matrix writes as texts, such as 25M.
     ``model_parallel`` is the number of ranks that share one replica of the model (tensor x pipeline x context
     parallel). ``per_gpu_batch`` is the number of samples per replica and micro-batch.
     global_batch = per_gpu_batch x replicas x grad_accum.
@@ -140,6 +141,7 @@ class Cell:
     series: list[Membership] = field(default_factory=list)
     model_parallel: int = 1
     command_per: str = ""
+    texts: dict[str, str] = field(default_factory=dict)
     repeats: int = 1
     resources: Resources = NO_RESOURCES
 

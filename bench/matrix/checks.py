@@ -410,10 +410,10 @@ def _check_tokens(matrix: Matrix, document: Document) -> None:
                 where, what, f"add `units: {{throughput: {unit or 'samples/s'}/GPU}}`, or a scope"
             )
         if "throughput" not in metrics.units and says_tokens(text):
-            what = f"{text!r} says that the throughput is one of tokens, but it would be read as samples/s"
+            what = f"{text!r} says tokens, but it would be read as samples/s"
             remedy = (
-                "add `units: {throughput: tokens/s}` (tokens/s/GPU if it is that of one rank) and "
-                "`tokens_per_sample: N`; if it counts samples, add `units: {throughput: samples/s}`"
+                "add `units: {throughput: tokens/s}` (or tokens/s/GPU) and `tokens_per_sample: N`, or "
+                "`units: {throughput: samples/s}`"
             )
             document.add_problem((*place, section, "throughput"), what, remedy)
 
@@ -474,7 +474,7 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[PlanWarn
         yield warnings.FewRepeats(
             repeats=min(cell.repeats for cell in few), needed=INTERVAL_REPEATS, cells=names
         )
-    if len({cell.nodes for cell in cells}) == 1:
+    if len({cell.nodes for cell in cells}) == 1 and len(single) < len(sizes):
         yield warnings.OneNodeCount(nodes=cells[0].nodes)
 
 
@@ -488,9 +488,12 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if isinstance(container, Container) and matrix.workload.data != "synthetic" and not container.mounts:
         yield warnings.DataNotMounted(**_at(document, "workload", "data"))
     on_gpus = "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda"
-    if on_gpus and cluster.cpus_per_task is None:
-        workers = max(cell.workload.get("num_workers", 0) for cell in cells)
-        yield warnings.OneCore(num_workers=workers, **_at(document, "cluster"))
+    cores, place = cluster.cpus_per_task, _at(document, "cluster", "cpus_per_task")
+    workers = max(cell.workload.get("num_workers", 0) for cell in cells)
+    if on_gpus and cores in (None, 1):
+        yield warnings.OneCore(num_workers=workers, is_set=cores == 1, **place)
+    elif cores is not None and workers > cores:
+        yield warnings.MoreWorkers(num_workers=workers, cores=cores, **place)
 
 
 def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
@@ -510,12 +513,12 @@ def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell])
         named.add("seq_len")
     options = OPTIONS.keys() - set(COMMON_OPTIONS)
     for section in ("axes", "workload"):
-        for name in sorted(options & _given(matrix, section) - named):
-            yield warnings.NotInCommand(section=section, name=name, **_at(document, section, name))
+        if names := tuple(sorted(options & _given(matrix, section) - named)):
+            yield warnings.NotInCommand(section=section, names=names, **_at(document, section, names[0]))
 
 
 def _missing_scripts(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
-    """Yield a warning for each Python script of a command that is not where the command will look for it.
+    """Yield a warning for each script of a command that is not where the command will look for it.
 
     Where a container or a line of setup may change the folder, or on hosts of ssh, this is not known.
     """
@@ -524,7 +527,8 @@ def _missing_scripts(matrix: Matrix, document: Document) -> Iterator[PlanWarning
         return
     scripts: dict[str, Place] = {}
     for place, words in _commands(matrix):
-        script = next((word for word in words if word.endswith(".py") and not {*names_in([word])}), "")
+        named = (word for word in words if word.endswith((".py", ".sh")))
+        script = next((word for word in named if not names_in([word])), "")
         if script and not script.startswith(("$", "~")) and not Path(script).is_file():
             scripts.setdefault(script, place)
     for script, place in scripts.items():
@@ -578,10 +582,13 @@ def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell])
         if matrix.workload.data != "synthetic":
             by = "workload.data (images of a folder keep their size)"
             ignored.append((*_place("image_size", matrix), by))
+    places: dict[str, list[tuple[str, str]]] = {}
     for section, name, by in ignored:
-        setting = f"{section}.{name}"
-        if name in _given(matrix, section) and not document.inherited(setting):
-            yield warnings.IgnoredSetting(setting=setting, by=by, **_at(document, section, name))
+        if name in _given(matrix, section) and not document.inherited(f"{section}.{name}"):
+            places.setdefault(by, []).append((section, name))
+    for by, own in places.items():
+        settings = tuple(f"{section}.{name}" for section, name in own)
+        yield warnings.IgnoredSetting(settings=settings, by=by, **_at(document, *own[0]))
     if not _commands(matrix):
         yield from _ignored_options(matrix, document, cells)
         yield from _odd_strategies(matrix, document, cells)

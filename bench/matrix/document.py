@@ -223,7 +223,7 @@ class _Builder:
                         self.document.add_problem(line, "'<<' merges mappings only")
             elif node.flow_style and re.match(r"\s*[,}]", following):
                 alone = self._source(node) if len(node.value) == 1 else ""
-                remedy = f"write {alone!r}" if alone else "quote a text that contains a comma inside { }"
+                remedy = f"write {alone!r}" if alone else "write KEY: VALUE or a list with [ ], or quote it"
                 self.document.add_problem(line, f"{written!r} is a key without a colon and a value", remedy)
                 if alone:
                     return alone

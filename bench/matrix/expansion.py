@@ -359,6 +359,7 @@ class _SettingsOfPoints:
         if metrics.get("units", {}).get("throughput") == "tokens/s":
             metrics.setdefault("tokens_per_sample", values["seq_len"])
         options = {name: values[name] for name in used_options(command.words)}
+        written = {name: values[name] for name in names_in(command.words) if name in options}
         options |= {name: values[name] for name in names_in(command.words) if name.startswith("args.")}
         if values["parameters"] and "source" not in metrics:  # see bench.study.together
             options["parameters"] = values["parameters"]
@@ -369,6 +370,7 @@ class _SettingsOfPoints:
             "packages": list(EXTRAS["train"]) if is_built_in else [],
             "metrics": metrics,
             "workload": options,
+            "texts": {name: one.text for name, one in written.items() if hasattr(one, "text")},
             "env": env,
         }
 

@@ -28,7 +28,10 @@ MAX_TASKS_PER_NODE = 1_024
 MAX_BATCH = 10**9
 
 #: Words that people write instead of words of the matrix.
-_SYNONYMS = {"gpu": "cuda", "batch_size": "per_gpu_batch", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
+_SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
+_SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
+#: A longer list of allowed words is not part of a message.
+_LONGEST_LIST = 120
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -41,10 +44,12 @@ class Section(BaseModel):
 
 
 def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float) -> str:
-    """Return a hint: the word that ``text`` probably means, if there is one, and all allowed words."""
+    """Return a hint: the word that ``text`` probably means, if there is one, and all allowed words if few."""
     synonym = _SYNONYMS.get(text.lower())
     near = [synonym] if synonym in allowed else difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
-    return (f"did you mean '{near[0]}'? " if near else "") + f"allowed: {', '.join(allowed)}"
+    words = f"allowed: {', '.join(allowed)}"
+    words = words if len(words) <= _LONGEST_LIST else "docs/matrix.md lists all"
+    return (f"did you mean '{near[0]}'? " if near else "") + words
 
 
 def one_line(value: str) -> str:
@@ -63,7 +68,8 @@ def shell_words(value: str, *, comments: bool = False) -> list[str]:
     try:
         return shlex.split(value, comments=comments)
     except ValueError as error:
-        what = "a quote that is never closed" if "quotation" in str(error) else "a backslash at its end"
+        is_quote = "quotation" in str(error)
+        what = "a quote that is never closed; close it" if is_quote else "a backslash at its end; remove it"
         raise ValueError(f"{value!r} has {what}") from None
 
 
@@ -83,11 +89,12 @@ def _check_env_value(value: str) -> str:
 #: Variables that the scripts set themselves, each with a hint for a matrix that sets the variable.
 _OWNED_VARIABLES = {
     "OMP_NUM_THREADS": "use cluster.cpus_per_task, which sets the threads of every rank",
-    "MASTER_ADDR": "it is the first host of each job",
-    "MASTER_PORT": "it is derived from the job's id",
-    **dict.fromkeys(("NNODES", "NODE_RANK"), "with launcher own, the job sets it on each node"),
+    "MASTER_ADDR": "remove it: it is the first host of each job",
+    "MASTER_PORT": "remove it: it is derived from the job's id",
+    **dict.fromkeys(("NNODES", "NODE_RANK"), "remove it: with launcher own, the job sets it on each node"),
     **dict.fromkeys(
-        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"), "the launcher sets it for each rank"
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        "remove it: the launcher sets it for each rank",
     ),
 }
 #: Variables of the scripts' own shell code, which values from the matrix would break.
@@ -104,7 +111,7 @@ def env_name(name: str) -> str:
     """Return ``name``; raise ValueError if the name is invalid, or if the job's script uses the variable."""
     owner = _OWNED_VARIABLES.get(name)
     if name.startswith(("BENCH_", "SLURM_")):
-        owner = "names beginning with BENCH_ and SLURM_ are reserved for the harness and for Slurm"
+        owner = "choose a name that does not begin with BENCH_ or SLURM_"
     if owner:
         raise ValueError(f"{name} is set by the job's script and would be overwritten; {owner}")
     if _SHELL_VARIABLE.fullmatch(name):
@@ -121,9 +128,9 @@ def _check_ranks_per_node(value: Any) -> Any:
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
-            raise ValueError(f"{number!r} is not a whole number (or a list with one whole number per node)")
+            raise ValueError(f"{number!r} is not a whole number; write one such as 4, or a list by node")
         if not 1 <= number <= MAX_TASKS_PER_NODE:
-            raise ValueError(f"{number} is not between 1 and {MAX_TASKS_PER_NODE}")
+            raise ValueError(f"{number} is not between 1 and {MAX_TASKS_PER_NODE}; write such a number")
     if isinstance(value, list) and len(value) < 2:
         raise ValueError(f"{value!r} is a list for one node; write {value[0] if value else 1} instead")
     return value

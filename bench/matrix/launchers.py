@@ -147,7 +147,7 @@ LAUNCHERS = (
         "ray job submit",
         "ray job submit",
         ("job",),
-        refusal="it submits a job to another cluster, whose resources and time are not those of the run",
+        refusal="it submits a job to another cluster, which has resources and time of its own",
     ),
     Launcher(  # srun(1); options that rarely start a training are not listed
         "srun",

@@ -29,15 +29,18 @@ from .workload import NamedCommand
 
 #: Message and remedy for each kind of finding of pydantic; `value` is the wrong value.
 _WHOLE_NUMBER = ("must be a whole number, not {value}", "write a number such as 4")
-_MAPPING = ("must be a mapping (key: value), not {value}", "")
+_MAPPING = (
+    "must be a mapping (key: value), not {value}",
+    "write its keys below it in indented lines",
+)
 _MESSAGES = {
     "list_type": ("must be a list, not {value}", "write [{value}]"),
     "literal_error": ("cannot be {value}", ""),
     "int_type": _WHOLE_NUMBER,
     "int_from_float": _WHOLE_NUMBER,
-    "float_type": ("must be a number, not {value}", ""),
+    **dict.fromkeys(("float_type", "float_parsing"), ("must be a number, not {value}", "write it as 0.5")),
     "finite_number": ("must be a finite number, not {value}", ""),
-    "bool_type": ("must be true or false, not {value}", ""),
+    "bool_type": ("must be true or false, not {value}", "write one of them without quotes"),
     "string_type": ("must be text, not {value}", 'put it in quotes: "{value}"'),
     "dict_type": _MAPPING,
     "model_type": _MAPPING,
@@ -55,6 +58,7 @@ _EXAMPLES = {
     "mode": "write mode: strong or mode: weak",
     "name": "write {name: NAME, run: COMMAND}, or only the command",
     "run": "write {name: NAME, run: COMMAND}",
+    "runtime": "add runtime: apptainer, singularity or pyxis",
 }
 
 
@@ -96,8 +100,12 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
         remedy = did_you_mean(str(value), allowed, cutoff=0.5)
     elif "number" in what and isinstance(value, str) and value.strip().isdigit():
         remedy = "remove the quotes"
-    elif kind in ("list_type", "string_type") and isinstance(value, list | dict | type(None)):
-        remedy = ""
+    elif kind == "list_type" and isinstance(value, dict | type(None)):
+        remedy = "write it in [ ]" if value else "write values in [ ]"
+    elif kind == "string_type" and isinstance(value, list | dict | type(None)):
+        remedy = f'write "{",".join(map(str, value))}"' if isinstance(value, list) else "write one text"
+    if place[0] == "workload" and len(place) > 1 and isinstance(value, list):
+        remedy = "to compare values, write the list below `axes:`"
     return f"{name} {what}", remedy
 
 
@@ -105,7 +113,7 @@ def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
     *section, key = place
     where = _dotted(section) or ("the matrix" if root is Matrix else "a site file")
     others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
-    if others and not section:
+    if others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
     elif key in _known_keys((), Matrix):
         remedy = "write it at the top level of the matrix"

@@ -8,7 +8,7 @@ from ddp_scaling_bench.finding import Recorded
 from ddp_scaling_bench.units import count, join_names, listed
 
 #: Number of cells that a warning names.
-NAMED_CELLS = 6
+NAMED_CELLS = 3
 
 
 class PlanWarning(Recorded):
@@ -106,24 +106,50 @@ class SideBySide(PlanWarning, kind="side-by-side"):
     def _message(self) -> str:
         what = [f"up to {self.runs} runs on several nodes share the network"] if self.runs else []
         if self.cells:
-            what.append(f"runs of these cells can share a node: {join_names(self.cells, most=NAMED_CELLS)}")
+            what.append(f"these can share a node: {join_names(self.cells, most=NAMED_CELLS)}")
         return (
-            f"runs can execute side by side and disturb each other ({'; '.join(what)}); max_running: 1 "
-            "avoids this (a job that waits for another one gains no priority by age), and so does "
-            "`bench submit --pack` (one job)"
+            f"runs can execute side by side and disturb each other ({'; '.join(what)}); set "
+            "max_running: 1, or use `bench submit --pack`"
         )
 
 
 class OneCore(PlanWarning, kind="one-core"):
-    """A rank on a GPU gets one core, because the matrix does not say how many."""
+    """A rank on a GPU has one core, because the matrix says so or does not say how many."""
 
     num_workers: int = 0
+    is_set: bool = False
 
     def _message(self) -> str:
         workers = f" for itself and its num_workers {self.num_workers}" if self.num_workers else ""
+        why = "is 1, so each rank has" if self.is_set else "is not set, so each rank gets"
+        remedy = "set it to the cores of a node divided by its ranks"
+        return f"cluster.cpus_per_task {why} one core{workers}; {remedy}"
+
+
+class MoreWorkers(PlanWarning, kind="more-workers-than-cores"):
+    """A rank has more loader workers than cores."""
+
+    num_workers: int
+    cores: int
+
+    def _message(self) -> str:
+        cores = count(self.cores, "core")
         return (
-            f"cluster.cpus_per_task is not set, so each rank gets one core{workers}; set it to the cores of "
-            "a node divided by its ranks"
+            f"num_workers {self.num_workers}: each rank has {cores} for itself and these workers; raise "
+            f"cluster.cpus_per_task, or use num_workers {max(0, self.cores - 1)}"
+        )
+
+
+class LongNodelist(PlanWarning, kind="long-nodelist"):
+    """The nodelist has more ``hosts`` than the smallest run has ``nodes``."""
+
+    hosts: int
+    nodes: int
+
+    def _message(self) -> str:
+        return (
+            f"cluster.nodelist names {self.hosts} nodes, all of which a job must include, but the smallest "
+            f"run has {count(self.nodes, 'node')}; name fewer, or use cluster.exclude or constraint"
         )
 
 
@@ -209,24 +235,27 @@ class UnusedExclusion(PlanWarning, kind="unused-exclusion"):
 
 
 class NotInCommand(PlanWarning, kind="not-in-command"):
-    """A setting that the command has no placeholder for."""
+    """Settings of a section that the command has no placeholders for."""
 
     section: str
-    name: str
+    names: tuple[str, ...]
 
     def _message(self) -> str:
-        what = "varies, but" if self.section == "axes" else "is ignored:"
-        return f"{self.section}.{self.name} {what} the command does not contain {{{self.name}}}"
+        settings = listed([f"{self.section}.{name}" for name in self.names])
+        are = "is" if len(self.names) == 1 else "are"
+        what = f"{'varies' if are == 'is' else 'vary'}, but" if self.section == "axes" else f"{are} ignored:"
+        placeholders = " or ".join(f"{{{name}}}" for name in self.names)
+        return f"{settings} {what} the command does not contain {placeholders}"
 
 
 class IgnoredSetting(PlanWarning, kind="ignored-setting"):
-    """A setting that has no effect ``by`` another one: ``executor local``, ``device cpu``."""
+    """Settings that have no effect ``by`` another one: ``executor local``, ``device cpu``."""
 
-    setting: str
+    settings: tuple[str, ...]
     by: str
 
     def _message(self) -> str:
-        return f"{self.setting} is ignored by {self.by}"
+        return f"{listed([*self.settings])} {'is' if len(self.settings) == 1 else 'are'} ignored by {self.by}"
 
 
 class IgnoredOption(PlanWarning, kind="ignored-option"):

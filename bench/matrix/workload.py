@@ -20,7 +20,9 @@ from pydantic import (
     Field,
     PlainValidator,
     TypeAdapter,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     model_validator,
 )
 
@@ -37,12 +39,37 @@ _TEXT_FORMS: dict[str, Callable[[str], float]] = {
 }
 
 
+class WrittenInt(int):
+    """A whole number with its ``text`` in the matrix: 25M."""
+
+    text: str
+
+
+class WrittenFloat(float):
+    """A number with its ``text`` in the matrix: 5m."""
+
+    text: str
+
+
+def _keeping_text(parse: Callable[[str], float]) -> WrapValidator:
+    """Return a validator that parses a text and keeps it, for placeholders of commands."""
+
+    def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(value, str):
+            return validate(value)
+        number = validate(parse(value))
+        written = WrittenFloat(number) if isinstance(number, float) else WrittenInt(number)
+        written.text = value.strip()
+        return written
+
+    return WrapValidator(check)
+
+
 def _option_type(option: Option) -> Any:
     """Return the type with which a matrix validates an option of the built-in training."""
     checks: list[Any] = []
     if parse := _TEXT_FORMS.get(option.name):
-        of_text = BeforeValidator(lambda value: parse(value) if isinstance(value, str) else value)
-        checks += [of_text, WithJsonSchema({"type": ["number", "string"]})]
+        checks += [_keeping_text(parse), WithJsonSchema({"type": ["number", "string"]})]
     limits: dict[str, Any] = dict(option.limits)
     if option.type is str:
         checks.append(Field(min_length=1))
@@ -150,7 +177,7 @@ def command_values(cell: Cell, study: str) -> dict[str, Any]:
     own = {"gpus_per_node": cell.tasks_per_node, "study": study}
     of_cell = {name: getattr(cell, name) for name in CELL_VALUES if name not in own}
     env = {f"env.{name}": value for name, value in cell.env.items()}
-    return {**cell.workload, **env, **of_cell, **own}
+    return {**cell.workload, **cell.texts, **env, **of_cell, **own}
 
 
 def filled_words(words: Sequence[str], values: Mapping[str, Any]) -> list[str]:
@@ -179,8 +206,13 @@ def task_words(words: Sequence[str]) -> list[str]:
     return [PYTHON, *words[1:]] if uses_python(words) else list(words)
 
 
-def _split(value: Any) -> Any:
-    return shell_words(value) if isinstance(value, str) else value
+def command_words(text: str) -> list[str]:
+    """Split a command into words as a shell does; raise ValueError if only a shell could execute it."""
+    words = shell_words(text)
+    if operators := [word for word in words if re.fullmatch(r"\d?[&|;<>]+\d?|.*;", word)]:
+        remedy = "put it into a script, or lines such as cd into cluster.setup (a list of words is literal)"
+        raise ValueError(f"{operators[0]!r} has a meaning for a shell only, which does not read it; {remedy}")
+    return words
 
 
 def _check_command(words: list[str]) -> list[str]:
@@ -221,19 +253,18 @@ def _code_words(words: Sequence[str]) -> dict[int, str]:
 
 
 def _check_name(name: str) -> None:
-    allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *OPTIONS]
+    allowed = [*CELL_VALUES, *RUN_TIME_VALUES, *OPTIONS, "env.NAME", "args.NAME"]
     if name in allowed or name.startswith(("env.", "args.")):
         return
     if name in _RANK_VALUES:
         raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
-    hint = did_you_mean(name, allowed, cutoff=0.6)
-    raise ValueError(f"unknown placeholder {{{name}}}; {hint}, env.NAME, args.NAME")
+    raise ValueError(f"unknown placeholder {{{name}}}; {did_you_mean(name, allowed, cutoff=0.6)}")
 
 
 #: A list of words, or a text that is split into words.
 Words = Annotated[
     list[Annotated[str, Field(strict=True)]],
-    BeforeValidator(_split),
+    BeforeValidator(lambda value: command_words(value) if isinstance(value, str) else value),
     AfterValidator(_check_command),
     WithJsonSchema(
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
@@ -328,7 +359,8 @@ def _check_pattern(text: str) -> str:
     try:
         groups = re.compile(text).groups
     except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+        remedy = r"correct it, or write \[ for a literal ["
+        raise ValueError(f"{text!r} is not a regular expression: {error}; {remedy}") from None
     if groups != 1:
         raise ValueError(
             f"{text!r} has {groups} groups; put ( ) around the number, and use (?: ) for other groups"
@@ -395,7 +427,7 @@ class Metrics(Section):
             if name not in UNITS[quantity]:
                 yield f"units.{quantity} cannot be {name!r}; allowed: {', '.join(UNITS[quantity])}"
             if self.source == "recorder" and name != "tokens/s":
-                yield "with the recorder, units can only be {throughput: tokens/s}"
+                yield "with the recorder, units can only be {throughput: tokens/s}; remove the others"
             if self.source != "recorder" and quantity not in read:
                 yield f"units.{quantity} has no effect: {quantity} is not read; read it, or remove its unit"
         if self.scope != "global" and ("throughput" not in read or unit == "it/s"):

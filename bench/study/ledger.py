@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, TypeAdapter
@@ -122,6 +123,8 @@ def final_class(by_end: FailureClass | None, cause: str | None) -> FailureClass 
     return by_end
 
 
+#: Number of characters of the message of a cause; `bench doctor` shows all of it.
+MOST_CHARACTERS = 300
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 _Code = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 _Disturbances = Annotated[tuple[Disturbance, ...] | None, PlainValidator(read_disturbances)]
@@ -221,6 +224,23 @@ class Record:
     def reason(self) -> str:
         """Why the attempt is in its state, in words; ``""`` if there is nothing to explain."""
         return "; ".join(filter(None, (with_remedies(self.end.reasons if self.end else ()), self.remark)))
+
+    @property
+    def why(self) -> str:
+        """The first cause of a failure with its own message, then the reasons that say more.
+
+        Without a known cause, the reasons come first, then the line of the log that looks like an error.
+        """
+        cause, line = (self.end.cause, self.end.log_line) if self.end else (None, None)
+        parts = [with_remedies(self.end.reasons if self.end else ())]
+        if self.end and cause:
+            message = shorten(cause.own_message, MOST_CHARACTERS, placeholder=" …")
+            more = [one.message for one in self.end.reasons if one.message not in cause.own_message]
+            parts = [": ".join(filter(None, (cause.cause, message))), *more]
+        if line:
+            text = shorten(str(line.get("text")), MOST_CHARACTERS, placeholder=" …")
+            parts.append(f"{line.get('path')}:{line.get('line')}: {text}")
+        return "; ".join(filter(None, (*parts, self.remark)))
 
     @property
     def failure_class(self) -> FailureClass | None:

@@ -205,13 +205,14 @@ class PlannedStudy:
         chosen = {name: at_size(sizes_of(table), size) for name, table in tables}
         return {name: str(value) for name, value in chosen.items() if value}
 
-    def records(self) -> dict[str, Record]:
+    def records(self, known: Mapping[str, Mapping[int, Record]] | None = None) -> dict[str, Record]:
         """Return the record of every run's latest attempt, in the planned order.
 
-        An attempt whose folder exists may have started. If the ledger does not know it, because its last
-        lines were lost, the record is an intent: the scheduler is asked for a job of its name.
+        ``known`` are the attempts in the ledger, if it was read before. An attempt whose folder exists may
+        have started. If the ledger does not know it, because its last lines were lost, the record is an
+        intent: the scheduler is asked for a job of its name.
         """
-        known = self.ledger.attempts()
+        known = self.ledger.attempts() if known is None else known
         begun = _names(self.folder.runs)
         records = {}
         for run in self.runs:

@@ -55,6 +55,11 @@ class LogCause(Recorded, kind="log-cause"):
         return self.explanation
 
     @property
+    def own_message(self) -> str:
+        """The line of the log that shows the cause, or what a rank or the scheduler said."""
+        return self.evidence or self.explanation
+
+    @property
     def place(self) -> str:
         """Path and line, as far as they are known."""
         return ":".join(str(part) for part in (self.path, self.line) if part)

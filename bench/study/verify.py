@@ -1,7 +1,7 @@
 """Verify that a run was executed as planned.
 
 Each check compares a recorded value with the expected value. A run passes if no check fails. A check of a
-value that was not measured neither passes nor fails.
+value that was not measured neither passes nor fails. What a failed run did not write is not measured.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class Check:
             return f"--    {self.name}: not measured{f' ({self.found})' if self.found else ''}"
         if self.passed:
             return f"ok    {self.name}: {self.found}"
-        return f"FAIL  {self.name}: {self.found}, expected {self.expected}"
+        return f"FAIL  {self.name}: {self.found}{f', expected {self.expected}' * (self.name != 'state')}"
 
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one attempt of a run.
+    """All checks of one attempt of a run; a run that has not ended has none.
 
     ``warnings`` has one line for each disturbance of the run, for each finding that is :attr:`verified
     <finding.Recorded.verified>`, and for each warning in the logs. Warnings do not affect ``passed``.
@@ -74,8 +74,18 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """True if no check failed."""
-        return not self.failures
+        """True if the run has ended, and no check failed."""
+        return self.has_ended and not self.failures
+
+    @property
+    def has_ended(self) -> bool:
+        """False if the run has not started, waits, or runs."""
+        return self.record.state not in _NOT_ENDED
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The names of the checks of values that were not measured."""
+        return [check.name for check in self.checks if check.passed is None]
 
     @property
     def failures(self) -> list[Check]:
@@ -90,20 +100,21 @@ def verify_run(
 
     ``allocated`` contains the names of the hosts that the scheduler gave to the job, if they are known.
     """
-    state = Check("state", record.state is RunState.COMPLETED, _state(record), "completed")
     if record.state in _NOT_ENDED:
-        return Verification(record, folder, [state])
+        return Verification(record, folder, ())
+    completed = record.state is RunState.COMPLETED
+    state = Check("state", completed, _state(record), "completed")
     end, env = record.end or End(state=record.state), read_json(folder.env) or {}
     readings = readings_of(folder, cell) if cell.reads_values else Readings()
     run, problem = read_run(folder.path)
-    checks = [state, *_file_checks(folder, cell, problem), *_accounting_check(end)]
-    checks += _environment_checks(env, cell)
+    checks = [state, *_file_checks(folder, cell, problem, needed=completed), *_accounting_check(end)]
+    checks += _environment_checks(env, cell, completed=completed)
     checks += _together_check(folder, cell, env, len(readings.rows))
     checks += _options_check(env.get("workload"), cell)
     checks += _host_check([str(host.get("host")) for host in objects(env.get("hosts"))], allocated)
     checks += _script_check(env.get("script_sha256"), (run or {}).get("command"))
     if cell.measures:
-        checks += _value_checks(_rows(folder, cell, readings), cell, readings.problem)
+        checks += _value_checks(_rows(folder, cell, readings), cell, readings.problem, needed=completed)
     findings = (*findings_of_env(env), *readings.findings)
     verified = [one for one in findings if isinstance(one, Recorded) and one.verified]
     warnings = [*(end.disturbed or ()), *verified, *(end.warnings or ())]
@@ -111,14 +122,13 @@ def verify_run(
 
 
 def _state(record: Record) -> str:
-    text = f"{record.state}{', not started' * (record.state is RunState.PLANNED)}"
-    text += f" ({record.reason})" if record.reason else ""
-    text += f"; class: {record.failure_class}" if record.failure_class else ""
-    cause = record.end.cause if record.end else None
-    return f"{text}; cause: {cause.cause}; {cause.remedy}" if cause else text
+    of_class = f" ({record.failure_class})" if record.failure_class else ""
+    remedy = record.end.cause.remedy if record.end and record.end.cause else ""
+    text = "; ".join(filter(None, (record.why, remedy)))
+    return f"{record.state}{of_class}{f': {text}' if text else ''}"
 
 
-def _file_checks(folder: RunFolder, cell: Cell, problem: str) -> Iterator[Check]:
+def _file_checks(folder: RunFolder, cell: Cell, problem: str, *, needed: bool) -> Iterator[Check]:
     """Check the files; ``problem`` says why run.json cannot be read."""
     recorded = not cell.is_unrecorded
     files = _FILES if recorded else _FILES[:1]
@@ -126,7 +136,8 @@ def _file_checks(folder: RunFolder, cell: Cell, problem: str) -> Iterator[Check]
     damage = find_damage(folder.path) if recorded and not missing else ""
     odd = damage or (f"{_FILES[0]} {problem}" if problem else "")
     found = f"missing {', '.join(missing)}" if missing else odd or "complete"
-    yield Check("files", not (missing or odd), found, "as the run wrote them" if damage else ", ".join(files))
+    passed = None if missing and not needed else not (missing or odd)
+    yield Check("files", passed, found, "as the run wrote them" if damage else ", ".join(files))
 
 
 def _accounting_check(end: End) -> Iterator[Check]:
@@ -135,9 +146,9 @@ def _accounting_check(end: End) -> Iterator[Check]:
         yield Check("accounting", None, found, "the final state from sacct")
 
 
-def _environment_checks(env: Mapping[str, Any], cell: Cell) -> Iterator[Check]:
+def _environment_checks(env: Mapping[str, Any], cell: Cell, *, completed: bool) -> Iterator[Check]:
     # If the command does not use the recorder, bench knows its nodes, but has not seen its ranks.
-    seen = not cell.is_unrecorded or isinstance(env.get("joined"), dict)
+    seen = isinstance(env.get("joined"), dict) or (completed and not cell.is_unrecorded)
     hosts, ranks = objects(env.get("hosts")), cell.world_size
     joined = env["joined"].get("ranks") if isinstance(env.get("joined"), dict) else None
     found = f"{'unknown' if joined is None else joined} of {ranks}" if seen else ""
@@ -231,9 +242,11 @@ def _rows(folder: RunFolder, cell: Cell, readings: Readings) -> list[Mapping[str
     ]
 
 
-def _value_checks(rows: Sequence[Mapping[str, Any]], cell: Cell, problem: str) -> Iterator[Check]:
+def _value_checks(
+    rows: Sequence[Mapping[str, Any]], cell: Cell, problem: str, *, needed: bool
+) -> Iterator[Check]:
     epochs, samples = cell.planned_epochs, cell.planned_samples
-    passed = bool(rows) if epochs is None else len(rows) == epochs
+    passed = (bool(rows) if epochs is None else len(rows) == epochs) or (False if needed else None)
     yield Check("epochs", passed, problem or str(len(rows)), str(epochs or "1 or more"))
     if not rows:
         return

@@ -160,6 +160,8 @@ class NoPeerAccess(Recorded, kind="no-peer-access"):
 class WireBytesHigh(Recorded, kind="wire-bytes-high"):
     """The nodes sent more bytes than the strategy needs."""
 
+    heading = "More bytes sent than needed"
+
     ratio: float
 
     def _message(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -23,18 +24,11 @@ def styled(element: ElementTree.Element, name: str) -> str:
     return declarations.get(name, "")
 
 
-def _blank(draft: Any, draw: Any) -> Any:
-    return Drawing(**vars(draft), svg="<svg></svg>", png=b"", pdf=b"")
-
-
 @contextmanager
 def no_figure() -> Iterator[None]:
     """Write empty files instead of figures within a ``with`` block; titles and captions stay."""
-    from analysis.report.figures import bars, curves, waterfall
-
     with pytest.MonkeyPatch.context() as patch:
-        for module in (bars, curves, waterfall):
-            patch.setattr(module, "finish", _blank)
+        patch.setattr(Drawing, "draw", lambda drawing, *_, **__: replace(drawing, svg="<svg></svg>"))
         yield
 
 
@@ -44,14 +38,12 @@ def only_svg() -> Iterator[None]:
     from analysis.report.figures import drawing
 
     saved: Callable[..., bytes] = drawing._saved
+
+    def save(sheet: Any, form: str, *args: Any, **options: Any) -> bytes:
+        return saved(sheet, form, *args, **options) if form == "svg" else b""
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            drawing,
-            "_saved",
-            lambda figure, form, *args, **options: (
-                saved(figure, form, *args, **options) if form == "svg" else b""
-            ),
-        )
+        patch.setattr(drawing, "_saved", save)
         yield
 
 

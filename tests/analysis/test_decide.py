@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -155,9 +156,14 @@ def test_a_point_is_never_outside_of_its_interval() -> None:
 
 
 def test_texts_of_efficiency_and_probability() -> None:
-    assert efficiency_text(0.94, 0.9, 0.98) == "0.94 [0.90, 0.98]"
-    assert efficiency_text(0.81, 0.799, 0.82) == "0.810 [0.799, 0.820]"
-    assert efficiency_text(0.5, math.nan, math.nan) == "0.50"
+    def text_of(efficiency: float, low: float, high: float) -> str:
+        return efficiency_text(
+            SimpleNamespace(efficiency=efficiency, efficiency_low=low, efficiency_high=high)
+        )
+
+    assert text_of(0.94, 0.9, 0.98) == "0.94 [0.90, 0.98]"
+    assert text_of(0.81, 0.799, 0.82) == "0.810 [0.799, 0.820]"
+    assert text_of(0.5, math.nan, math.nan) == "0.50"
     assert [probability_text(p) for p in (math.nan, 0.999, 0.001, 0.934)] == [
         "",
         "P > 0.99",

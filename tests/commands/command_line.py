@@ -29,6 +29,14 @@ def refusal(*words: str, cwd: Path, **env: str) -> str:
     return done.stderr.removeprefix("error: ").removesuffix("\n")
 
 
+def is_reported(done: subprocess.CompletedProcess[str]) -> bool:
+    """Return whether a report was written, with the exit code 1 if it shows an error.
+
+    On a busy machine, the runs of a test may be disturbed, which is an error.
+    """
+    return done.returncode == any(line.startswith("error: ") for line in done.stderr.splitlines())
+
+
 def bench_process(
     *words: str, cwd: Path, prefix: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:

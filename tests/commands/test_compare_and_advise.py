@@ -87,7 +87,7 @@ def test_compare_as_json_and_as_markdown(folder, tmp_path):
         (["before/s", "after/s", "--base", "x"], "--base requires --by; use bench compare A --by KEY --base VALUE"),
         (["backends", "--by", "backend", "--ignore", "x"], "--ignore cannot be used with --by; omit it: --by compares cells that differ only in KEY"),
         (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; write a fraction, such as 0.02 for 2 %"),
-        (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory"),
+        (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory; check the folders of this path"),
         (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); plan it: bench plan MATRIX"),
     ],
 )  # fmt: skip
@@ -138,9 +138,9 @@ def test_advise_as_json_has_the_promised_keys(folder):
     ("words", "said"),
     [
         ([], "--samples is missing; give the samples per epoch: --samples 1.3M"),
-        (["--samples", "lots"], "--samples: 'lots' is not a count such as 500000, 10M or 1.5B"),
+        (["--samples", "lots"], "--samples: 'lots' is not a count; write a number such as 500000, 10M or 1.5B"),
         (["--samples", "0"], "--samples 0 is less than one sample; give a count such as 1.3M"),
-        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; for no wait, write 0"),
+        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration; write one such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; for no wait, write 0"),
         (["--samples", "1M", "--wait", "x=6h"], "--wait x=6h: no study 'x' is given; the studies are: s"),
         (["before/s", "--samples", "1M"], "study before/s is given twice; give each study once"),
     ],

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.commands.init import cluster_matrix, partitions
-from bench.commands.own_command import read_command
 from bench.jobs.slurm.parsing import parse_nodes
+from bench.matrix.own_command import read_command
 from bench.matrix.workload import filled_words
 from bench.plan import make_plan
 from ddp_scaling_bench.errors import BenchError
@@ -160,13 +160,13 @@ def test_the_matrix_has_the_launcher_and_the_command_of_one_process(command, lau
     [
         (
             "ray job submit -- python train.py",
-            "--command: bench cannot use ray job submit: it submits a job to another cluster, whose resources and "
-            "time are not those of the run; give the command of the program: bench init --command 'python ...'",
+            "--command: bench cannot use ray job submit: it submits a job to another cluster, which has resources "
+            "and time of its own; give the command of the program: bench init --command 'python ...'",
         ),
         (
             "MASTER_PORT=1 python train.py",
-            "--command: MASTER_PORT is set by the job's script and would be overwritten; it is derived from "
-            "the job's id; remove MASTER_PORT= from the command",
+            "--command: MASTER_PORT is set by the job's script and would be overwritten; remove it: it is "
+            "derived from the job's id",
         ),
         ("", "--command: the command is empty; write a command such as `python train.py`"),
     ],

@@ -88,7 +88,7 @@ def test_status_of_a_submitted_study_shows_the_last_known_states(submitted):
 
 def test_a_submitted_study_is_reported_with_its_last_known_states(submitted, nothing_drawn):
     done = bench("report", cwd=submitted)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "results/elsewhere/report/index.html")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "results/elsewhere/report/index.html")
     assert done.stderr.splitlines()[0] == (
         "results/elsewhere: the states of unfinished runs are not updated: squeue: command not found"
     )

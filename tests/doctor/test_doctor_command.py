@@ -28,9 +28,9 @@ missing-srun  job.err:2
     joined.
   Why: Only 1 of 16 processes joined. A batch script runs on the first node only: a program that is
   started without srun (or mpirun) runs there once, and waits for tasks that are never started.
-  Do:  Put srun before the command in the batch script, so that all 16 processes start: srun python
-  train.py, or srun torchrun ... with --ntasks-per-node=1. If the script uses srun, find out why the
-  other processes did not start.
+  Do:  Put srun before the command in the batch script (srun python train.py, or srun torchrun ...
+  with --ntasks-per-node=1), so that the tasks of all nodes are started. If the script uses srun,
+  find out why the other processes did not start.
 """
 
 

@@ -21,6 +21,7 @@ from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis.figures import no_figure
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
+from tests.commands.command_line import is_reported
 from tests.common import read_rows, write_program
 from tests.jobs.slurm_studies import Study, plan_study
 from tests.matrices import matrix, slurm, training
@@ -138,7 +139,7 @@ class FaultStudy:
         """Return the rows of the report's scaling.csv by fault, and the text of its page."""
         with no_figure():
             done = self.study.bench("report", "STUDY")
-        assert done.returncode == 0, done.stderr
+        assert is_reported(done), done.stderr
         rows = {row["cell_id"]: row for row in read_rows(self.study.folder / "report/scaling.csv")}
         planned = self.study.planned
         page = html.unescape((self.study.folder / "report/index.html").read_text(encoding="utf-8"))
@@ -280,16 +281,15 @@ def differences(study: FaultStudy, faults: Sequence[str]) -> list[str]:
         told = (run["state"], run["failure_class"])
         if told != (fault.state, fault.failure_class) or not re.fullmatch(fault.reason, run["reason"]):
             found.append(f"{name}: status says {told}, {run['reason']!r}")
-        expected = f"{fault.state} ({run['reason']})" if run["reason"] else fault.state
-        if fault.failure_class:
-            expected += f"; class: {fault.failure_class}"
-        if not verified[name].startswith(expected):
+        of_class = f" ({fault.failure_class})" if fault.failure_class else ""
+        expected = [f"{fault.state}{of_class}", run["reason"]]
+        if not all(part in verified[name] for part in expected):
             found.append(f"{name}: verify says {verified[name]!r}")
         attempt = attempts[study.run_id(name)]
         if (attempt["state"], attempt["failure_class"] or None) != told:
             found.append(f"{name}: runs.csv says {attempt}")
         row = rows[name]
-        why = run["reason"] if fault.state != "completed" else ""
+        why = (run["cause"] or run["reason"]) if fault.state != "completed" else ""
         if row["state"] != fault.state or why not in row["reason"]:
             found.append(f"{name}: scaling.csv says {row['state']}, {row['reason']!r}")
         if run["reason"] not in page:

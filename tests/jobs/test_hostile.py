@@ -151,7 +151,7 @@ def test_hostile_folders_and_values_arrive_in_real_jobs(cluster, tmp_path):
         env={**os.environ, **cluster.environment},
         stdin=subprocess.DEVNULL,
     )
-    assert done.stderr.splitlines()[-2] == "study hostile: 2 failed", done.stderr
+    assert done.stderr.splitlines()[-3] == "study hostile: 2 failed", done.stderr
     runs = study.planned.runs
     assert len(runs) == 2
     for run in runs:

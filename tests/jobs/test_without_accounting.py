@@ -139,7 +139,8 @@ def test_run_folders_show_the_ends_of_jobs_that_squeue_has_forgotten(bare, studi
     assert done.returncode == 1, done.stderr
     assert ended(study) == EXPECTED
     verified = study.bench("verify", run_id(4), "--results", str(study.folder.parent))
-    assert f"  FAIL  state: failed (TIMEOUT: reached its time limit ({FORGOTTEN}))" in verified.stdout
+    assert "  FAIL  state: failed (time-limit): time-limit: slurmstepd" in verified.stdout
+    assert f"TIMEOUT: reached its time limit ({FORGOTTEN})" in verified.stdout
 
 
 def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch):

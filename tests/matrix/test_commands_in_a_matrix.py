@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.matrix.launchers import LAUNCHERS, read_launch
-from bench.matrix.workload import shell_word
-from bench.plan import make_plan
+from bench.matrix.workload import command_values, filled_words, shell_word
+from bench.plan import make_plan, scripts, write_plan
+from bench.study.plan_json import open_study
 from ddp_scaling_bench.errors import InputError
 from ddp_scaling_bench.train.options import OPTIONS
 from tests.common import run_program
@@ -44,6 +45,19 @@ def test_a_text_is_split_like_in_a_shell_and_a_list_is_kept(plan):
     words = plan("command: [python, train.py, --name, a b, '{per_gpu_batch}']")
     assert text.cells[0].argv == ["python", "train.py", "--name", "a b", "{per_gpu_batch}"]
     assert words.cells[0].argv == text.cells[0].argv
+
+
+def test_a_placeholder_has_the_text_of_the_matrix(plan):
+    made = plan(
+        "command: python t.py {parameters} {join_timeout} {grad_accum}\nparameters: 25M\njoin_timeout: 5m"
+    )
+    scripts_now = [text for _, text in scripts(made)]
+    assert all("t.py 25M 5m 1\n" in text for text in scripts_now)
+    assert {cell.workload["parameters"] for cell in made.cells} == {25_000_000}
+    study = open_study(write_plan(made, Path("results")))
+    for cell in study.cells.values():
+        values = command_values(cell, "own")
+        assert filled_words(cell.argv, values)[-3:] == ["25M", "5m", "1"]
 
 
 def test_the_names_of_commands_are_in_the_names_of_cells_and_series(tmp_path):

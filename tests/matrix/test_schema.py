@@ -152,6 +152,8 @@ def test_each_mistake_gets_its_message(path, tmp_path):
         make_plan(matrix)
     assert caught.value.exit_code == 2
     found = str(caught.value).splitlines()
+    texts = [message.removeprefix(f"{matrix}:") for message in found]
+    assert [text for text in texts if len(text) > 200 and "`command: " not in text] == []
     ends = [len(message) - 3 if message.endswith("...") else None for message in expected]
     assert [f"{matrix}:{message[:end]}" for message, end in zip(expected, ends, strict=True)] == [
         message[: end and end + len(f"{matrix}:")] for message, end in zip(found, ends, strict=True)

@@ -107,9 +107,7 @@ def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
     site = write(text, "site.yaml")
     said = refusal(write(MATRIX, "m.yaml"), site).splitlines()
     assert [line.removeprefix(f"{site}:")[0] for line in said] == ["2", "3", "4", "5", "6", "6"]
-    assert said[0].startswith(
-        f"{site}:2: unknown key 'partion' in cluster; did you mean 'partition'? allowed: "
-    )
+    assert said[0].startswith(f"{site}:2: unknown key 'partion' in cluster; did you mean 'partition'? ")
     assert said[3] == f"{site}:5: unknown key 'axes' in a site file; write it at the top level of the matrix"
     assert said[4] == f"{site}:6: workload.device cannot be 'gpu'; did you mean 'cuda'? allowed: cuda, cpu"
     assert said[5] == f"{site}:6: unknown key 'model' in workload; allowed: device"

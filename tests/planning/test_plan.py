@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -118,7 +119,10 @@ def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "results").write_text("a file where the folder should be")
-    with pytest.raises(BenchError, match=r"results/s/scripts: cannot be written: Not a directory$"):
+    with pytest.raises(
+        BenchError,
+        match=r"results/s/scripts: cannot be written: Not a directory; check the folders of this path$",
+    ):
         planned(tmp_path)
 
 
@@ -217,7 +221,8 @@ def test_an_unset_option_is_named_as_in_the_matrix(tmp_path):
     cells = {cell.cell_id: cell for cell in expanded(tmp_path, matrix)}
     assert cells["n2x4-nccl-srun-b44-bucket_cap_mb.null"].workload["bucket_cap_mb"] is None
     runs = [Run(f"{name}-r1", name, 1, order) for order, name in enumerate(cells, start=1)]
-    kept = only(runs, cells, ["bucket_cap_mb=null"])
+    planned = SimpleNamespace(runs=runs, cells=cells)
+    kept = only(planned, ["bucket_cap_mb=null"])
     assert len(kept) == len(runs) / 2
     assert all(run.cell_id.endswith(".null") for run in kept)
 

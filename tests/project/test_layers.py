@@ -31,7 +31,7 @@ LAYERS = {
         ["ddp_scaling_bench", "ddp_scaling_bench.__main__"],
     ],
     "bench": [
-        ["bench", "bench.extras", "bench.shipped", "bench.terminal"],
+        ["bench", "bench.extras", "bench.shipped"],
         ["bench.matrix"],
         ["bench.study"],
         [
@@ -44,7 +44,7 @@ LAYERS = {
             "bench.doctor",
         ],
         ["bench.cost", "bench.plan"],
-        ["bench.jobs", "bench.preflight"],
+        ["bench.jobs", "bench.preflight", "bench.terminal"],
         ["bench.commands"],
         ["bench.cli", "bench.__main__"],
     ],

@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from bench.extras import EXTRAS
+from tests.commands.command_line import is_reported
 from tests.common import run_program
 from tests.matrices import BARE, matrix, training
 
@@ -162,5 +163,6 @@ def test_a_study_goes_from_matrix_to_report_in_an_empty_folder(bench, tmp_path):
     assert submitted.returncode == 0, submitted.stderr
     reported = bench("report", cwd=tmp_path)
     page = reported.stdout.splitlines()[0]
-    assert (reported.returncode, page) == (0, "results/own/report/index.html"), reported.stderr
+    assert is_reported(reported), reported.stderr
+    assert page == "results/own/report/index.html"
     assert "own" in (tmp_path / page).read_text()

@@ -125,7 +125,10 @@ def test_concurrent_writers_do_not_mix_their_lines(ledger):
 
 
 def test_a_ledger_that_cannot_be_written_is_a_clear_error(tmp_path):
-    with pytest.raises(BenchError, match=r"ledger\.jsonl: cannot be written: No such file or directory$"):
+    with pytest.raises(
+        BenchError,
+        match=r"ledger\.jsonl: cannot be written: No such file or directory; check the folders of this path$",
+    ):
         Ledger(tmp_path / "gone" / "ledger.jsonl").append([INTENT])
 
 

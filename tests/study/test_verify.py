@@ -46,15 +46,37 @@ def verify(study: PlannedStudy, end: End | None = None, **options: Any) -> Verif
     return verify_run(study.run_folder(record), record, study.cell_of(RUN), **options)
 
 
-@pytest.mark.parametrize(
-    ("state", "found"),
-    [("queued", "queued (Priority)"), ("running", "running (Priority)"), ("planned", "planned, not started")],
-)
-def test_only_the_state_of_a_run_that_has_not_ended_is_checked(study, state, found):
-    reason = "" if state == "planned" else "Priority"
-    record = Record(run_id=RUN, attempt=1, state=RunState(state), remark=reason)
+@pytest.mark.parametrize("state", ["queued", "running", "planned"])
+def test_a_run_that_has_not_ended_neither_passes_nor_fails(study, state):
+    record = Record(run_id=RUN, attempt=1, state=RunState(state), remark="Priority")
     verdict = verify_run(study.run_folder(record), record, study.cell_of(RUN))
-    assert [str(check) for check in verdict.checks] == [f"FAIL  state: {found}, expected completed"]
+    assert (verdict.passed, [*verdict.checks]) == (False, [])
+
+
+def test_a_run_that_was_not_started_is_not_yet_run(study):
+    study.ledger.append([Record(run_id=RUN, attempt=1, state=RunState.PLANNED, remark="withdrawn")])
+    for target in ("own", f"own/{RUN}", f"results/own/runs/{RUN}", "n1x2"):
+        done = bench("verify", target, cwd=study.folder.path.parents[1])
+        assert (done.returncode, done.stderr) == (1, "")
+        assert (
+            done.stdout == f"--    {RUN}: not yet run (planned: withdrawn)\n0 of 1 runs pass; 1 not yet run\n"
+        )
+
+
+def test_what_a_failed_run_did_not_write_is_no_further_failure(study):
+    training = matrix("own", axes={"tasks_per_node": [2]}, batch=8, repeats=1)
+    (study.folder.path.parent / "own.yaml").write_text(training)
+    planned = open_study(
+        write_plan(make_plan(study.folder.path.parent / "own.yaml"), study.folder.path / "x")
+    )
+    (folder(study) / "SHA256SUMS").unlink(missing_ok=True)
+    line = {"path": "job.err", "line": 3, "text": "  train.py: error: unrecognized arguments: --bach"}
+    end = End(state=RunState.FAILED, reasons=(ExitCode(exit_code=2),), log_line=line)
+    record = study.records()[RUN].ended(end)
+    verdict = verify_run(study.run_folder(record), record, planned.cell_of(RUN))
+    assert [str(one) for one in verdict.failures] == [
+        "FAIL  state: failed: exit code 2; job.err:3: train.py: error: unrecognized arguments: --bach"
+    ]
 
 
 def test_a_failed_check_fails_a_run_with_unmeasured_values(study):
@@ -78,11 +100,11 @@ def test_the_command_prints_what_was_not_measured(study, options, code):
     done = bench("verify", str(folder(study)), *options, cwd=study.folder.path.parent)
     assert done.returncode == code
     assert done.stdout.splitlines() == [
-        f"pass  {RUN}",
+        f"--    {RUN}",
         "  ok    state: completed",
         "  ok    files: complete",
         *(f"  --    {name}: not measured" for name in UNMEASURED),
-        "1 of 1 runs pass",
+        "0 of 1 runs pass; 1 measured in part, without a failed check",
         *(f"1 of 1 runs: {name} not measured" for name in UNMEASURED),
     ]
     done = bench("verify", str(folder(study)), *options, "--json", cwd=study.folder.path.parent)
@@ -114,8 +136,7 @@ def test_the_end_of_a_failed_run_is_shown_with_class_and_cause(study):
     )
     verdict = verify(study, end)
     assert str(verdict.failures[0]) == (
-        "FAIL  state: failed (exit code 1); class: out-of-memory; cause: oom-gpu; a smaller batch, "
-        "expected completed"
+        "FAIL  state: failed (out-of-memory): oom-gpu; exit code 1; a smaller batch"
     )
     assert list(map(str, verdict.warnings)) == [
         "foreign-cpu: CPU time of foreign processes on n1 from a to b",

@@ -1,16 +1,24 @@
-"""Draw figures in a common style and save them as SVG for the page and as SVG, PNG and PDF files.
+"""Draw figures in seaborn's style at the width of a paper's column, and save them as SVG, PNG and PDF.
 
-The page's style sheet refers to the colours, so that the figures follow its theme.
+A kind of figures is one module of this package, with a function that :func:`figure` registers. The page's
+style sheet gives the colours other values in its dark theme.
 """
 
 from __future__ import annotations
 
 import io
+import pkgutil
+import re
+import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -18,12 +26,11 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.columns import ScalingRow, by_series
 from analysis.data.names import short_labels
+from analysis.report.results import Results
 from ddp_scaling_bench.units import count
 
 
@@ -54,53 +61,100 @@ class Colour(StrEnum):
     VERMILLION = "#d55e00"
     ORANGE = "#e69f00"
 
-    @property
-    def variable(self) -> str:
-        """The colour on the page."""
-        return f"var(--{self.name.lower()})"
 
+#: The variables of the style sheet by colour.
+_VARIABLES = {str(colour): f"var(--{colour.name.lower()})" for colour in Colour}
 
-def theme_rules() -> str:
-    """Return the CSS rules that give the colours in the page's figures the values of the theme.
-
-    The selectors name no ancestor, because in Chromium those of a marker (``use``) are not in its tree.
-    """
-    return "".join(
-        f'[style*="{name}: {colour}"], [{name}="{colour}"] {{ {name}: {colour.variable} !important; }}\n'
-        for colour in Colour
-        for name in ("fill", "stroke")
-    )
-
-
-#: Series also differ in marker and dash, for grayscale prints.
-SERIES_COLOURS = (Colour.BLUE, Colour.WINE, Colour.OLIVE, Colour.ROSE, Colour.INDIGO, Colour.TEAL)
-SERIES_MARKERS = ("o", "s", "D", "^", "v", "P")
-SERIES_DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2), (3, 1.5), (8, 2.5))
-
-WIDTH_IN = 4.5
-_LEGEND_LINE_IN = 0.21
-_LONG_LABEL = 26
+#: The width of one and of two columns of a paper, in inches (85 and 178 mm).
+COLUMN_IN, TWO_COLUMNS_IN = 85 / 25.4, 178 / 25.4
+#: Of seaborn's fonts for papers: the smallest, those of ticks and legends, then have 7.2 points.
+_FONT_SCALE = 0.82
 _PNG_DPI = 200
+#: The height of a line of the legend, and the most characters of its texts with two columns and with one.
+_LEGEND_LINE_IN, _SHORT_TEXT, _LONG_TEXT = 0.155, 23, 46
 
-MAX_SERIES = 6
-MAX_SIZES = 24
-#: Maximum number of bars in one figure.
-MAX_BARS = 18
+#: Maximum number of series, of sizes of a series, and of sizes in a figure of bars.
+MAX_SERIES, MAX_SIZES, MAX_BARS = 6, 24, 18
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The ``rows`` of one scaling mode that a figure shows; for the other attributes, see :class:`Draft`."""
+# -- kinds ----------------------------------------------------------------------------
 
-    mode: str
+#: Draws the figures of a kind; their names begin with one of the names of the kind.
+Draw = Callable[[Results], Iterator["Drawing"]]
+#: From this number of runs on, a second process draws figures.
+_MANY_RUNS = 2000
+_KINDS: list[tuple[Sequence[str], Draw]] = []
+
+
+def figure(*names: str) -> Callable[[Draw], Draw]:
+    """Register a function that draws the figures ``NAME`` or ``NAME-...`` with the names of its kind.
+
+    The page shows a figure by its topic: ``scaling`` beside the sizes, ``why`` and ``settings`` in these
+    sections, and any other one in a section of its own.
+    """
+
+    def register(draw: Draw) -> Draw:
+        _KINDS.append((names, draw))
+        return draw
+
+    return register
+
+
+def _kinds() -> list[tuple[Sequence[str], Draw]]:
+    """Return the kinds of all modules of this package, in the order of the modules' names."""
+    package = import_module("analysis.report.figures")
+    for module in pkgutil.iter_modules(package.__path__, "analysis.report.figures."):
+        import_module(module.name)
+    return sorted(_KINDS, key=lambda kind: kind[1].__module__)
+
+
+def start_drawing(results: Results) -> Callable[[], list[Drawing]]:
+    """Return a function that returns all figures of a report.
+
+    Of a large study, a second process already draws half of the kinds. If it cannot start or is killed, for
+    example because the node lacks memory, this process draws them.
+    """
+    draws = [draw for _, draw in _kinds()]
+    shared = draws[::2] if len(results.frames.runs) >= _MANY_RUNS else []
+    context = get_context("fork")  # the process inherits the results
+    reader, writer = context.Pipe(duplex=False)
+    if shared:
+        with suppress(OSError):
+            context.Process(target=_send, args=(writer, shared, results), daemon=True).start()
+    writer.close()
+
+    def finish() -> list[Drawing]:
+        drawn = {draw: [*draw(results)] for draw in draws if draw not in shared}
+        with reader, suppress(EOFError):
+            drawn |= dict(zip(shared, reader.recv() if shared else (), strict=True))
+        return [one for draw in draws for one in (drawn[draw] if draw in drawn else draw(results))]
+
+    return finish
+
+
+def _send(writer: Connection, draws: Sequence[Draw], results: Results) -> None:
+    writer.send([[*draw(results)] for draw in draws])
+
+
+def is_name(name: str) -> bool:
+    """Return whether a report can have a figure of this name."""
+    names = "|".join(re.escape(name) for names, _ in _kinds() for name in names)
+    return re.fullmatch(rf"({names})(-(strong|weak|other|\d+))?", name) is not None
+
+
+# -- what a figure shows --------------------------------------------------------------
+
+
+class Selection(NamedTuple):
+    """The ``rows`` of one scaling mode that a figure shows, a label per series, and texts of the figure."""
+
     rows: Sequence[ScalingRow]
     labels: dict[str, str]
-    shared: str
-    left_out: list[str]
+    texts: dict[str, Any]
 
 
 def select(
-    rows: Sequence[ScalingRow], mode: str, parts: dict[str, dict[str, str]], *, bars: bool = False
+    rows: Sequence[ScalingRow], parts: Mapping[str, dict[str, str]], *, bars: bool = False
 ) -> Selection:
     """Select the series with the most sizes, and as many sizes as fit into a figure (or a bar chart)."""
     every = by_series(rows)
@@ -110,203 +164,151 @@ def select(
     series = [name for name in every if name in widest[:most]]
     left_out = []
     if len(sizes) > len(series):
-        left_out.append(
-            f"{len(series)} of {count(len(sizes), 'series', 'series')} drawn, with the most sizes"
-        )
-    limit = min(MAX_SIZES, MAX_BARS) if bars else MAX_SIZES
+        of_all = count(len(sizes), "series", "series")
+        left_out.append(f"{len(series)} of {of_all} drawn, with the most sizes")
+    limit = MAX_BARS if bars else MAX_SIZES
     drawn = [every[name][place] for name in series for place in evenly_spaced(len(every[name]), limit)]
     if len(drawn) < (shown := sum(len(every[name]) for name in series)):
         left_out.append(f"{len(drawn):,} of {count(shown, 'cell')} drawn, spread over the sizes")
-    labels, shared = short_labels(parts, series)
-    return Selection(mode, drawn, labels, shared, left_out)
+    labels, shared = short_labels(dict(parts), series)
+    names = [*labels.values()] if len(labels) == 1 else []
+    texts = {"mode": rows[0].mode, "series": ", ".join(filter(None, (*names, shared))), "left_out": left_out}
+    return Selection(drawn, labels, texts)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a step: its words, colour and hatch in all figures.
-
-    Hatches consist of lines: matplotlib writes a quarter of a megabyte for a hatch of dots.
-    """
-
-    words: str
-    colour: Colour
-    hatch: str = ""
+def by_mode(rows: Sequence[ScalingRow]) -> Iterator[tuple[str, list[ScalingRow]]]:
+    """Yield each scaling mode with its measured rows, and the suffix of the names of its figures."""
+    for mode in ("strong", "weak", ""):
+        if own := [row for row in rows if row.mode == mode and row.n]:
+            yield mode or "other", own
 
 
-#: The parts of a step in the order of stacking. ``compute`` is the sum of forward and backward.
-PARTS = {
-    "data": Part("data loading", Colour.SKY, "----"),
-    "compute": Part("forward and backward", Colour.GREEN),
-    "forward": Part("forward", Colour.MINT),
-    "backward": Part("backward", Colour.FOREST),
-    "optimizer": Part("optimizer", Colour.PURPLE, "\\\\\\\\"),
-    "other": Part("other", Colour.GREY),
-    "transfer": Part("exposed communication", Colour.VERMILLION),
-    "wait": Part("waiting for the slowest rank", Colour.ORANGE, "////"),
-}
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend: a line with a marker, or a filled box with a hatch.
-
-    The markers ``x`` and ``hollow`` (a circle) are drawn without a line.
-    """
-
-    words: str
-    colour: Colour
-    hatch: str | None = None
-    marker: str = ""
-    dashes: tuple[float, ...] = ()
-
-    def handle(self) -> Any:
-        """Return the artist that shows the entry in the legend of a figure file."""
-        if self.hatch is not None:
-            return Patch(facecolor=self.colour, hatch=self.hatch, edgecolor=Colour.SURFACE)
-        style: dict[str, Any] = {
-            "color": self.colour,
-            "markersize": 5,
-            "linewidth": 1.4 if self.marker else 1.0,
-        }
-        if self.marker == "hollow":
-            return Line2D([], [], marker="o", markerfacecolor=Colour.SURFACE, **style, linestyle="")
-        style["linestyle"] = "" if self.marker == "x" else (0, self.dashes) if self.dashes else "-"
-        return Line2D([], [], marker=self.marker or None, **style)
-
-
-def part_keys(parts: Mapping[str, Part]) -> tuple[Key, ...]:
-    """Return the legend of stacked bars."""
-    return tuple(Key(part.words, part.colour, hatch=part.hatch) for part in parts.values())
+#: Draws one panel of a figure.
+Panel = Callable[[Axes], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draft:
-    """Texts and dimensions of a figure.
+class Drawing:
+    """A figure with its texts.
 
     Attributes:
         name: file name without suffix.
-        subject: the figure's name without mode and series.
+        subject: the name without mode and series. Figures of a mode with the topic ``scaling``
+            have tabs with these names.
+        topic: the part of the page that shows the figure; empty for a figure that is only a file.
         description: text for readers who cannot see the figure.
         caption: explanation of the marks.
-        topic: the part of the page that shows the figure.
         mode: ``strong``, ``weak`` or empty.
-        labels: the series in order, with their names.
-        shared: words that apply to all series.
+        series: what all series have in common.
         left_out: texts about data that is not drawn.
-        view: name of the figure's tab, if several figures show the same cells.
-        height_in, left_in: height without the legend, and left margin, in inches.
-        legend: the entries of the legend.
-        with_axis: true if the vertical axis has a line.
     """
 
     name: str
     subject: str
+    topic: str
     description: str
-    caption: str
-    topic: str = "scaling"
+    caption: str = ""
     mode: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    shared: str = ""
-    left_out: list[str] = field(default_factory=list)
-    view: str = ""
-    height_in: float = 2.9
-    legend: Sequence[Key] = ()
-    left_in: float = 0.78
-    with_axis: bool = True
-
-    @property
-    def heading(self) -> str:
-        """The subject; with the name of the series if the figure shows only one."""
-        return f"{self.subject}{self._series()}"
+    series: str = ""
+    left_out: Sequence[str] = ()
+    svg: str = ""
+    png: bytes = b""
+    pdf: bytes = b""
 
     @property
     def title(self) -> str:
-        """The heading with the scaling mode."""
-        return f"{self.subject}, {self.mode} scaling{self._series()}" if self.mode else self.heading
-
-    def _series(self) -> str:
-        words = [next(iter(self.labels.values()))] if len(self.labels) == 1 else []
-        words += [self.shared] if self.shared else []
-        return f" ({', '.join(words)})" if words else ""
-
-    @property
-    def legend_lines(self) -> int:
-        """The number of lines of the legend, which has two columns, or one if texts are long."""
-        longest = max((len(key.words) for key in self.legend), default=0)
-        return len(self.legend) if longest > _LONG_LABEL else -(-len(self.legend) // 2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawing(Draft):
-    """A finished figure as SVG, PNG and PDF."""
-
-    svg: str
-    png: bytes
-    pdf: bytes
+        """The subject with the scaling mode and the series."""
+        mode = f", {self.mode} scaling" if self.mode else ""
+        return f"{self.subject}{mode}" + f" ({self.series})" * bool(self.series)
 
     @property
     def markup(self) -> str:
-        """The SVG element, for the page."""
-        return self.svg[self.svg.index("<svg") :]
+        """The SVG element for the page, whose colours are those of the theme."""
+        element = self.svg[self.svg.index("<svg") :]
+        element = re.sub(r'fill="(#\w{6})"', r'style="fill: \1"', element)  # an attribute has no variables
+        return re.sub(r"(?<=: )#\w{6}", lambda colour: _VARIABLES.get(colour[0], colour[0]), element)
+
+    def draw(
+        self,
+        *panels: Panel,
+        columns: int = 1,
+        height_in: float = 2.1,
+        left_in: float = 0.55,
+        bottom_in: float = 0.4,
+    ) -> Drawing:
+        """Draw the panels, each with ``height_in`` and margins, and one legend; return the finished figure.
+
+        Margins are fixed, so no layout pass is needed.
+        """
+        width_in = COLUMN_IN if columns == 1 else TWO_COLUMNS_IN
+        cell_in, rows = width_in / columns, -(-len(panels) // columns)
+        with _style():
+            sheet = Figure(figsize=(width_in, height_in))
+            every = [sheet.add_axes((0, 0, 1, 1), label=str(place)) for place, _ in enumerate(panels)]
+            for axes, draw in zip(every, panels, strict=True):
+                draw(axes)
+            legend_in = _add_legend(sheet, every, columns=columns)
+            total_in = rows * height_in + legend_in
+            sheet.set_size_inches(width_in, total_in)
+            inside_in = cell_in - left_in - 0.1, height_in - bottom_in - 0.08
+            for place, axes in enumerate(every):
+                x_in = place % columns * cell_in + left_in
+                y_in = legend_in + (rows - 1 - place // columns) * height_in + bottom_in
+                box = x_in / width_in, y_in / total_in, inside_in[0] / width_in, inside_in[1] / total_in
+                axes.set_position(box)
+            metadata = {"Title": self.title, "Description": self.description}
+            svg = _saved(sheet, "svg", self.name, metadata=metadata).decode()
+            png, pdf = _saved(sheet, "png", self.name), _saved(sheet, "pdf", self.name)
+        return replace(self, svg=svg, png=png, pdf=pdf)
+
+
+# -- style ----------------------------------------------------------------------------
 
 
 def _style() -> Any:
-    """Return the matplotlib context of all figures."""
+    """Return the matplotlib context of all figures: seaborn's style, in the colours of the themes."""
+    ink = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
     own: dict[Any, Any] = {
-        "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],
-        "font.size": 10,
         "text.parse_math": False,
         "svg.fonttype": "none",
         "pdf.fonttype": 3,
         "axes.facecolor": "none",
-        "legend.fontsize": 9.5,
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
         "hatch.color": Colour.SURFACE,
+        "hatch.linewidth": 0.8,
         "grid.color": Colour.GRID,
-        **dict.fromkeys(("text.color", "axes.labelcolor"), Colour.INK),
-        **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), Colour.INK),
+        **dict.fromkeys(ink, Colour.INK),
         **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), Colour.MUTED),
-        **dict.fromkeys(("axes.linewidth", "grid.linewidth", "hatch.linewidth"), 0.8),
-        **dict.fromkeys(("xtick.major.width", "ytick.major.width"), 0.8),
-        **dict.fromkeys(("xtick.major.size", "ytick.major.size"), 3),
     }
-    return mpl.rc_context({**sns.axes_style("ticks"), **own})
+    context = sns.plotting_context("paper", font_scale=_FONT_SCALE)
+    return mpl.rc_context({**sns.axes_style("ticks"), **context, **own})
 
 
-def finish(draft: Draft, draw: Callable[[Axes], None]) -> Drawing:
-    """Draw a figure with fixed margins, which need no layout pass, and save it as SVG, PNG and PDF."""
-    legend_in = _LEGEND_LINE_IN * draft.legend_lines + 0.08
-    total_in = draft.height_in + legend_in
-    bottom_in = legend_in + 0.54
-    with _style():
-        figure = Figure(figsize=(WIDTH_IN, total_in))
-        left, bottom = draft.left_in / WIDTH_IN, bottom_in / total_in
-        axes = figure.add_axes((left, bottom, 1 - left - 0.12 / WIDTH_IN, 1 - bottom - 0.1 / total_in))
-        draw(axes)
-        if draft.legend:
-            _add_legend(figure, draft)
-        sns.despine(ax=axes, left=not draft.with_axis)
-        texts = {"Title": draft.title, "Description": draft.description}
-        svg = _saved(figure, "svg", draft.name, metadata=texts).decode()
-        png, pdf = _saved(figure, "png", draft.name), _saved(figure, "pdf", draft.name)
-    return Drawing(**vars(draft), svg=svg, png=png, pdf=pdf)
+def _add_legend(sheet: Figure, every: Sequence[Axes], *, columns: int) -> float:
+    """Add a legend below the panels, with each label once, row by row; return its height in inches."""
+    handles: dict[str, Any] = {}
+    for axes in every:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if not handles:
+        return 0.0
+    texts = [textwrap.wrap(label, _LONG_TEXT) for label in handles]
+    is_short = all(len(text) == 1 and len(text[0]) <= _SHORT_TEXT for text in texts)
+    across = min(len(texts), 2 * columns if is_short else columns)
+    lines = sum(max(map(len, texts[start : start + across])) for start in range(0, len(texts), across))
+    # Matplotlib fills a column after the other.
+    order = [place for start in range(across) for place in range(start, len(texts), across)]
+    keys, names = [*handles.values()], ["\n".join(text) for text in texts]
+    style: dict[str, Any] = {"loc": "lower left", "frameon": False, "borderaxespad": 0.1, "borderpad": 0.2}
+    style |= {"handlelength": 2.2, "columnspacing": 1.0, "labelspacing": 0.3}
+    sheet.legend([keys[place] for place in order], [names[place] for place in order], ncols=across, **style)
+    return _LEGEND_LINE_IN * lines + 0.05
 
 
-#: Style of a heading inside a panel.
-HEADING: dict[str, Any] = {"va": "center", "fontsize": "small", "fontweight": "bold", "color": Colour.INK}
-
-
-def _add_legend(figure: Figure, draft: Draft) -> None:
-    """Add the legend below the panel."""
-    handles, names = [key.handle() for key in draft.legend], [key.words for key in draft.legend]
-    columns = -(-len(names) // draft.legend_lines)
-    style: dict[str, Any] = {
-        "loc": "lower left",
-        "frameon": False,
-        "labelcolor": Colour.INK,
-        "handlelength": 2.6,
-    }
-    figure.legend(handles, names, ncols=columns, **style)
+def small() -> dict[str, Any]:
+    """Return the style of a text as small as the label of a tick."""
+    return {"fontsize": mpl.rcParams["xtick.labelsize"], "color": Colour.MUTED}
 
 
 def set_ticks(axis: Axis, ticks: Sequence[float], text: Callable[[float], str]) -> None:
@@ -326,18 +328,13 @@ def evenly_spaced(length: int, most: int) -> list[int]:
 _METADATA = {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",), "pdf": ("CreationDate",)}
 
 
-def _saved(figure: Figure, form: str, name: str, metadata: Mapping[str, str] | None = None) -> bytes:
+def _saved(sheet: Figure, form: str, name: str, metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the figure in one format; equal figures give equal bytes."""
     written = dict.fromkeys(_METADATA[form]) | dict(metadata or {})
     target = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         # PNG and PDF show boxes for characters that the font lacks. SVG keeps the text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure.savefig(
-            target,
-            format=form,
-            metadata=written,
-            dpi=_PNG_DPI,
-            facecolor=Colour.SURFACE,
-        )
+        options: dict[str, Any] = {"metadata": written, "dpi": _PNG_DPI, "facecolor": Colour.SURFACE}
+        sheet.savefig(target, format=form, **options)
     return target.getvalue()

@@ -1,17 +1,21 @@
-"""The figure that compares the step with the ideal one."""
+"""From the ideal to the measured step: how the causes of a loss add up, at the recommended size."""
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+import textwrap
+from collections.abc import Iterator
+from typing import Any
 
-from analysis.causes.cells import CellDivision
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
 from analysis.causes.divide import NOT_EXPLAINED, WHOLE
 from analysis.causes.table import rest_parts
-from analysis.data.columns import ScalingRow, part_title
-from analysis.data.names import ranks
-from analysis.report.figures.bars import draw_part
-from analysis.report.figures.drawing import Colour, Draft, Drawing, Part, finish
+from analysis.data.columns import ScalingRow, by_series, part_title
+from analysis.data.names import ranks, widest_series
+from analysis.report.figures.bars import add_text, name_bars
+from analysis.report.figures.drawing import Colour, Drawing, figure
+from analysis.report.results import Results
 from analysis.report.words import CAPTIONS
 from analysis.text import one_line
 from ddp_scaling_bench.units import percent, seconds
@@ -20,51 +24,74 @@ from ddp_scaling_bench.units import percent, seconds
 MAX_SERIES = 4
 #: Smaller shares of the step have no bar.
 _SMALLEST_BAR = 0.002
+_LEFT_IN, _ROW_IN = 1.4, 0.26
 
 
-def waterfall_figure(division: CellDivision, row: ScalingRow, *, name: str, label: str) -> Drawing:
-    """Draw how the causes add up from the ideal time of a step to its measured time."""
-    bars = []
+def explained_sizes(results: Results) -> list[ScalingRow]:
+    """Return a size of each of the series with the most sizes: the recommended one.
+
+    Without one, it is the largest size with valid values, or else the largest size.
+    """
+    divided = [row for row in results.rows if row.place in results.divisions]
+    own = by_series(divided)
+
+    def merit(row: ScalingRow) -> tuple[bool, bool, int]:
+        return results.verdicts[row.place].recommended, not results.error_of(row), row.gpus
+
+    return [max(reversed(own[name]), key=merit) for name in widest_series(divided, limit=MAX_SERIES)]
+
+
+@figure("why")
+def waterfalls(results: Results) -> Iterator[Drawing]:
+    """Draw the waterfall of each size whose values are valid."""
+    for place, row in enumerate(explained_sizes(results), 1):
+        if not results.error_of(row):
+            yield waterfall(results, row, name=f"why-{place}")
+
+
+def waterfall(results: Results, row: ScalingRow, *, name: str) -> Drawing:
+    """Draw the ideal step, a bar per cause that begins where the one above it ends, and the measured step."""
+    division, step_s = results.divisions[row.place], row.step_time_sec
+    bars: list[tuple[str, Colour, float]] = []
     for one in division.rows:
         shares = [(one.title, one.share)]
         if one.cause == NOT_EXPLAINED and division.rests and WHOLE not in division.rests:
             shares = [(part_title(part.part), part.share) for part in rest_parts(division)]
         colour = Colour.OLIVE if one.is_rest else Colour.WINE
-        bars += [(Part(text, colour), share) for text, share in shares if abs(share) >= _SMALLEST_BAR]
-    texts = [f"{part.words} {percent(share)}" for part, share in bars]
-    draft = Draft(
+        bars += [(title, colour, share) for title, share in shares if abs(share) >= _SMALLEST_BAR]
+    texts = [f"{title} {percent(share)}" for title, _, share in bars]
+    ideal = 1 - division.loss
+    bars = [("ideal step", Colour.BLUE, ideal), *bars, ("measured step", Colour.BLUE, 1.0)]
+    last = len(bars) - 1
+
+    def draw(axes: Axes) -> None:
+        start = 0.0
+        for place, (_, colour, share) in enumerate(bars):
+            left = start if 0 < place < last else 0.0
+            style: dict[str, Any] = {
+                "height": 0.72,
+                "color": colour,
+                "edgecolor": Colour.SURFACE,
+                "linewidth": 0.5,
+            }
+            axes.barh(place, share * step_s, left=left * step_s, **style)
+            text = f"{seconds(share * step_s)}, {percent(share)}" if share > 0 else percent(share)
+            add_text(axes, (max(left, left + share) * step_s, place), text, right_pt=2)
+            start = left + share
+        titles = [textwrap.fill(one_line(title, limit=44), 23) for title, _, _ in bars]
+        name_bars(axes, dict(enumerate(titles)))
+        axes.set_ylim(last + 0.6, -0.6)
+        # Leave room for the text after the longest bar.
+        axes.set_xlim(min(0.0, *(share for _, _, share in bars)) * step_s, 1.75 * step_s)
+        axes.xaxis.set_major_locator(MaxNLocator(2))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value > 0 else "0"))
+        axes.set_xlabel("Time per step")
+
+    return Drawing(
         name=name,
         subject=f"From the ideal to the measured step, {ranks(row)}",
         topic="why",
-        labels={"series": label},
-        description=f"Waterfall: ideal step {percent(1 - division.loss)}, {', '.join(texts)}.",
+        series=results.titles.get(row.series, row.series),
+        description=f"Waterfall: ideal step {percent(ideal)}, {', '.join(texts)}.",
         caption=CAPTIONS["why"],
-        height_in=0.27 * (len(bars) + 2) + 0.75,
-        left_in=2.25,
-        with_axis=False,
-    )
-    ideal = 1 - division.loss
-    return finish(draft, lambda axes: _draw_waterfall(axes, bars, ideal, row.step_time_sec))
-
-
-def _draw_waterfall(axes: Axes, bars: list[tuple[Part, float]], ideal: float, step_s: float) -> None:
-    end = 0.0
-    ends = [Part(f"{name} step", Colour.BLUE) for name in ("ideal", "measured")]
-    entries = [(ends[0], ideal), *bars, (ends[1], 1.0)]
-    for place, (part, share) in enumerate(entries):
-        start = end if 0 < place < len(entries) - 1 else 0.0
-        draw_part(axes, place, share * step_s, left=start * step_s, part=part)
-        right = max(start, start + share) * step_s
-        text = f"{seconds(share * step_s)}, {percent(share)}" if share > 0 else percent(share)
-        axes.text(
-            right + 0.01 * step_s, place, text, va="center", ha="left", fontsize="small", color=Colour.MUTED
-        )
-        end = start + share
-    axes.set_yticks(range(len(entries)), [one_line(part.words, limit=30) for part, _ in entries])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(entries) - 0.4, -0.6)
-    # Leave room for the text after the longest bar.
-    axes.set_xlim(min(0.0, *(share for _, share in entries)) * step_s, 1.55 * step_s)
-    axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.xaxis.set_major_formatter(lambda value, _: seconds(value) if value > 0 else "0")
-    axes.set_xlabel("Time per step")
+    ).draw(draw, height_in=_ROW_IN * len(bars) + 0.5, left_in=_LEFT_IN)

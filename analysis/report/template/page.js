@@ -8,15 +8,8 @@
     button.addEventListener("click", act);
     return button;
   };
-  const root = document.documentElement;
   const data = JSON.parse($("data").textContent);
-  root.classList.add("js");
-
-  // Theme: the system's, until the reader chooses.
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  $("theme").addEventListener("click", () => {
-    root.dataset.theme = (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
-  });
+  document.documentElement.classList.add("js");
 
   // Errors are folded on narrow screens; in narrow tables, each value has the heading of its column.
   if (matchMedia("(max-width: 46rem)").matches) all(".alert details").forEach((fold) => { fold.open = false; });
@@ -53,7 +46,7 @@
   const describe = ({ run, attempt, texts: [state, failure, reason], rate, evidence }) => {
     const list = make("dl"), path = attempt && data.folders && `/attempt-${attempt}`;
     const folder = path && Object.assign(make("a", `runs/${run}${path}`), { href: `../runs/${encodeURIComponent(run)}${path}/` });
-    const lines = [["Run", run], ["State", failure ? `${state} (${failure})` : state], ["Throughput", rate],
+    const lines = [["Run", run], ["State", failure ? `${state} (${failure})` : state], ["Throughput", rate && `${rate} ${data.unit}`],
       ["Reason", reason], ...evidence.map((line) => ["Evidence", line]), ["Folder", folder]];
     lines.filter(([, value]) => value).forEach(([name, value]) => {
       list.append(make("dt", name), make("dd"));
@@ -92,7 +85,6 @@
 
   // The table: all rows are in the data block; a page of them is in the document.
   const table = $("table");
-  $("theme").hidden = false;
   if (!table) return;
   $("controls").hidden = false;
   const PAGE = 20;

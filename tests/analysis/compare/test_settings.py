@@ -49,7 +49,7 @@ def test_a_planted_difference_is_found_by_size_and_overall(tmp_path):
     assert [str(row.judgement.verdict) for row in rows.values()] == ["faster", "same", "faster", "faster"]
     assert rows[8].p > 0.99
     (text,) = sentences(results.settings)
-    assert text.startswith(f"{ALGORITHM}: Tree 1.")
+    assert text.startswith(f"{ALGORITHM} Tree: 1.")
     assert text.endswith("on 8 ranks")
 
 

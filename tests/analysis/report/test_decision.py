@@ -143,7 +143,7 @@ def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
         "use": "use 2 ranks (2 × 1), 1.69 times the rate of 1 rank",
         "sure": "efficiency 0.85 [0.85, 0.85], P > 0.99",
         "why": "12 % exposed communication",
-        "others": "4 ranks and 8 ranks: below 0.8 (lost: 30 % exposed communication)",
+        "others": "4 ranks and 8 ranks: below 0.8 (lost: 30 % exposed communication at 4 ranks)",
     }
 
 
@@ -254,7 +254,7 @@ def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(t
     sizes, lines = decided(results)
     assert (sizes[1].efficiency, sizes[1].verdict) == ("0.85", "2 runs, no interval")
     assert lines["Not known"] == (
-        "whether 2 ranks, 4 ranks and 8 ranks reach 0.8: an interval needs 1 more undisturbed run on 2 ranks and 1 more undisturbed run on 1 rank"
+        "whether 2 ranks, 4 ranks and 8 ranks reach 0.8: an interval needs 3 undisturbed runs of each and of 1 rank"
     )
     division = results.divisions[results.rows[-1].place]
     assert not any("[" in share_text(row) for row in division.rows)

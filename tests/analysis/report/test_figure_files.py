@@ -1,8 +1,9 @@
 """The figures: their texts, descriptions, files and marks, what they leave out, and that they hold no script."""
 
+import os
 import re
+import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,46 +11,48 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis.checks.scaling_table import scaling_table
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
-from analysis.data.names import series_parts
-from analysis.report.figures.all_figures import detail_figures, scaling_figures
-from analysis.report.figures.bars import MAX_BARS, split
-from analysis.report.figures.curves import NOT_VALID
-from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing
+from analysis.report.figures import drawing as drawing_module
+from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, start_drawing
+from analysis.report.figures.lines import NOT_VALID
+from analysis.report.figures.parts import split
+from analysis.report.figures.ranks import MAX_BARS, ranks_figure
+from analysis.report.figures.scaling import scaling_figures
+from analysis.report.proposal import Request
 from analysis.report.results import Results
 from analysis.report.write import write_report
-from analysis.stats.measured import measure
+from ddp_scaling_bench.units import number
 from tests.analysis import studies
 from tests.analysis.figures import SVG, styled, texts
 from tests.analysis.studies import write_ranks
 
 
-def figures(path: Path) -> Iterator[Drawing]:
-    study = load_study(path)
-    frames = measure(study)
-    return scaling_figures(scaling_table(frames), frames.runs, parts=series_parts(study.plan))
+def results_of(path: Path) -> Results:
+    return Results.of(load_study(path))
 
 
 def drawings(path: Path) -> dict[str, Drawing]:
-    return {drawing.name: drawing for drawing in figures(path)}
+    return {drawing.name: drawing for drawing in start_drawing(results_of(path))()}
 
 
 def figure(path: Path, name: str) -> Drawing:
-    """Return one figure, without drawing those behind it."""
-    return next(drawing for drawing in figures(path) if drawing.name == name)
+    """Return one figure of the scaling table, without drawing those behind it."""
+    return next(drawing for drawing in scaling_figures(results_of(path)) if drawing.name == name)
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Drawing]:
     cells = studies.merged(
         cell
-        for backend in ("gloo", "nccl")
-        for cell in studies.strong(backend=backend) + studies.weak(backend=backend)
+        for algorithm in ("Ring", "Tree")
+        for make in (studies.strong, studies.weak)
+        for cell in make(sizes=(4, 8, 16, 64), swept={"env.NCCL_ALGO": algorithm})
     )
-    return drawings(studies.finished(tmp_path_factory.mktemp("figures") / "demo", cells, repeats=4))
+    path = studies.finished(tmp_path_factory.mktemp("figures") / "demo", cells, repeats=4, noise=0.03)
+    write_ranks(path, late=lambda run, rank: 0.004 * (rank == 2), host=lambda rank: f"node{rank}")
+    return drawings(path)
 
 
 def test_files_have_their_formats_and_a_figure_its_description(demo: dict[str, Drawing]) -> None:
@@ -60,10 +63,22 @@ def test_files_have_their_formats_and_a_figure_its_description(demo: dict[str, D
         assert alone.findtext(f"{SVG}title") == drawing.title
         (description,) = alone.iter("{http://purl.org/dc/elements/1.1/}description")
         assert description.text == drawing.description
-    assert demo["efficiency-strong"].title == "Efficiency, strong scaling (batch 64, srun)"
+    assert demo["efficiency-strong"].title == "Efficiency, strong scaling (batch 64, gloo, srun)"
     assert demo["efficiency-strong"].description.startswith(
-        "Efficiency over ranks. gloo: 1.000 at 1 rank, 0.4"
+        "Efficiency over ranks. NCCL_ALGO Ring: 1.000 at 4 ranks, 0."
     )
+
+
+def test_figures_have_the_width_of_a_column_and_fonts_of_at_least_7_points(demo: dict[str, Drawing]) -> None:
+    for drawing in demo.values():
+        root = ElementTree.fromstring(drawing.svg.encode())
+        width_mm = float(root.get("width", "").removesuffix("pt")) / 72 * 25.4
+        assert width_mm == pytest.approx(178 if drawing.name == "scaling" else 85, abs=0.01)
+        sizes = re.findall(r"font(?:-size)?: (?:bold )?([\d.]+)px", drawing.svg)
+        assert sizes
+        assert min(map(float, sizes)) >= 7
+        (box,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", drawing.pdf)
+        assert float(box) / 72 * 25.4 == pytest.approx(width_mm, abs=0.1)
 
 
 def test_every_reference_has_one_target_on_the_page(demo: dict[str, Drawing]) -> None:
@@ -76,7 +91,7 @@ def test_every_reference_has_one_target_on_the_page(demo: dict[str, Drawing]) ->
 
 def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Drawing]) -> None:
     for name in ("speedup-strong", "throughput-weak"):
-        root = ElementTree.fromstring(demo[name].markup)
+        root = ElementTree.fromstring(demo[name].svg.encode())
         muted = [path for path in root.iter(f"{SVG}path") if styled(path, "stroke") == Colour.MUTED]
         dotted = [path for path in muted if styled(path, "stroke-dasharray")]
         starts = {tuple(map(float, path.get("d", "").split()[1:3])) for path in dotted}
@@ -86,34 +101,56 @@ def test_the_ideal_line_goes_through_the_measured_base_point(demo: dict[str, Dra
         )
 
 
-def test_an_interval_beyond_the_bound_ends_in_an_arrow_with_its_value(tmp_path: Path, svg_only: None) -> None:
+def test_the_modes_have_equal_axes_and_the_lines_of_efficiencies_have_names(demo: dict[str, Drawing]) -> None:
+    for curve in ("efficiency", "speedup", "throughput"):
+        strong, weak = (texts(demo[f"{curve}-{mode}"]) for mode in ("strong", "weak"))
+        ticks = [text for text in strong if re.fullmatch(r"[\d,.]+", text)]
+        assert ticks == [text for text in weak if re.fullmatch(r"[\d,.]+", text)]
+        assert ticks[:4] == ["4", "8", "16", "64"]
+        assert ("ideal" in strong, "guide 0.8" in strong) == (True, curve == "efficiency")
+    assert "0.0" in texts(demo["efficiency-weak"])
+
+
+def test_each_run_is_a_dot_at_its_size(demo: dict[str, Drawing]) -> None:
+    drawing = demo["efficiency-strong"]
+    assert "Small circles: runs." in drawing.caption
+    root = ElementTree.fromstring(drawing.svg.encode())
+    dots = [use for use in root.iter(f"{SVG}use") if styled(use, "fill-opacity") == "0"]
+    by_place = Counter(use.get("x") for use in dots)
+    assert [*by_place.values()] == [2 * 4] * 4, "runs of two series at each of four sizes"
+
+
+def test_a_setting_is_compared_at_each_size(demo: dict[str, Drawing]) -> None:
+    drawing = demo["comparison-1"]
+    assert drawing.title == "Throughput by env.NCCL_ALGO"
+    assert re.match(r"Throughput / that of Ring over ranks. Tree: \d\.\d+ at 4 ranks, ", drawing.description)
+    assert {"Ring", "Tree"} <= {*texts(drawing)}
+
+
+def test_an_interval_beyond_the_bound_does_not_stretch_the_axis(tmp_path: Path, svg_only: None) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)))
     for repeat, factor in enumerate((0.5, 1, 2.2), 1):
         metrics = path / f"runs/n2x1-gloo-srun-b32-r{repeat}/attempt-1/metrics.csv"
         studies.scale_rate(metrics, factor)
-    _, two, _ = scaling_table(load_study(path))
+    _, two, _ = results_of(path).rows
     found = figure(path, "efficiency-strong")
     assert two.efficiency_high > 4
-    assert f"{two.efficiency_high:.3f}" in texts(found)
     ticks = [float(text) for text in texts(found) if re.fullmatch(r"\d\.\d+", text)]
-    assert sorted(ticks)[-2] <= 3, "the axis follows the runs, not the interval"
-    assert "Arrows: the interval ends at the number." in found.caption
+    assert max(ticks) <= 3, "the axis follows the runs, not the interval"
+    assert "Intervals without an end reach beyond the axis." in found.caption
 
 
 def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_only: None) -> None:
     """The ranks of the largest size share cores: its values do not show scaling."""
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
-    page = write_report(path, proposal=True).page
+    page = write_report(path, proposal=Request()).page
     proposal = (page.parent / "proposal.md").read_text(encoding="utf-8")
     assert re.search(r"!\[Efficiency over .* at 2 ranks; 1 size is not valid\.\]", proposal)
-    study = load_study(path)
-    frames = measure(study)
-    table = scaling_table(frames)
-    invalid = ["n1x4-gloo-srun-b16"]
-    found = scaling_figures(table, frames.runs, parts=series_parts(study.plan), invalid=invalid)
-    for drawing in (next(found) for _ in range(3)):
-        assert NOT_VALID in [key.words for key in drawing.legend]
+    results = results_of(path)
+    assert list(results.invalid) == ["n1x4-gloo-srun-b16"]
+    for drawing in scaling_figures(results):
+        assert NOT_VALID in texts(drawing)
         assert "at 2 ranks; 1 size is not valid" in drawing.description
 
 
@@ -147,36 +184,53 @@ def test_nothing_measured_draws_nothing(tmp_path: Path) -> None:
     assert drawings(path) == {}
 
 
-def efficiency_of(path: Path, invalid: list[str], **options: Any) -> Drawing:
-    """Return the figure of the efficiency of a strong series; ``invalid`` cells are not valid."""
-    study = load_study(studies.finished(path, studies.strong(sizes=(1, 2)), **options))
-    frames = measure(study)
-    parts = series_parts(study.plan)
-    return next(scaling_figures(scaling_table(frames), frames.runs, parts=parts, invalid=invalid))
+def efficiency_of(path: Path, **options: Any) -> Drawing:
+    """Return the figure of the efficiency of a strong series."""
+    sizes = studies.strong(sizes=(1, 2), per_node=2)
+    return figure(studies.finished(path, sizes, **options), "efficiency-strong")
 
 
-def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path) -> None:
-    alone = efficiency_of(tmp_path / "a", ["n2x1-gloo-srun-b32"])
+def test_the_caption_gives_the_true_reason_of_missing_intervals(tmp_path: Path, svg_only: None) -> None:
+    alone = efficiency_of(tmp_path / "a", env=lambda cell: studies.environment(cell, cores=1))
+    assert NOT_VALID in texts(alone)
     assert "No intervals" not in alone.caption
-    few = efficiency_of(tmp_path / "b", [], repeats=2)
+    few = efficiency_of(tmp_path / "b", repeats=2)
     assert few.caption.startswith("No intervals: they need three runs of a size and of its baseline.")
     lost = ("failed", "", "bad-exit")
-    of_base = efficiency_of(
-        tmp_path / "c", [], state=lambda cell, r: lost if cell.world_size == r == 1 else None
-    )
+    of_base = efficiency_of(tmp_path / "c", state=lambda cell, r: lost if cell.world_size == r == 1 else None)
     assert of_base.caption.startswith("No intervals: the baseline has fewer than three runs.")
 
 
-def details_of(path: Path) -> tuple[Results, dict[str, Drawing]]:
-    results = Results.of(load_study(path))
-    return results, {drawing.name: drawing for drawing in detail_figures(results)}
+def test_real_data_is_compared_with_synthetic_data_and_with_the_loader_alone(
+    tmp_path: Path, svg_only: None
+) -> None:
+    cells = [cell for data in ("synthetic", "images") for cell in studies.weak(swept={"data": data})]
+    path = studies.finished(tmp_path / "s", cells)
+    found = drawings(path)
+    assert "comparison-1" not in found
+    data = found["data-weak"]
+    loader = "loader alone, data images"
+    assert {"data synthetic", "data images", loader} <= {*texts(data)}
+    row = next(row for row in results_of(path).rows if row.gpus == 8 and "images" in row.series)
+    assert data.description.endswith(f"{number(8 * 16 / row.data)} at 8 ranks."), (
+        "samples per time in the loader"
+    )
+    for cell in cells:
+        cell.workload["num_workers"] = 2
+    with_workers = drawings(studies.finished(tmp_path / "w", cells))["data-weak"]
+    assert loader not in texts(with_workers), "workers load during the step: their rate is not measured"
+
+
+def ranks_of(path: Path) -> tuple[Results, Drawing]:
+    results = results_of(path)
+    (drawing,) = ranks_figure(results)
+    return results, drawing
 
 
 def test_the_late_rank_is_marked_and_named_and_its_node_is_first(tmp_path: Path, svg_only: None) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4)))
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 2), host=lambda rank: f"node{rank}")
-    found, drawings = details_of(path)
-    figure = drawings["ranks"]
+    found, figure = ranks_of(path)
     assert "2 · node2 ◀" in texts(figure)
     assert sum("◀" in text for text in texts(figure)) == 1
     assert figure.description.endswith("rank 2 on node2 works longest.")
@@ -191,7 +245,7 @@ def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path,
     cells = studies.weak(8, (1, 128), per_node=2)
     path = studies.finished(tmp_path / "s", cells, repeats=1, epochs=1)
     write_ranks(path, late=lambda run, rank: 0.004 * (rank == 90), host=lambda rank: f"node{rank // 2}")
-    figure = details_of(path)[1]["ranks"]
+    _, figure = ranks_of(path)
     assert (
         "; ".join(figure.left_out)
         == f"128 ranks of n64x2-gloo-srun-b8 drawn by node; the {MAX_BARS} slowest of 64 nodes drawn"
@@ -199,3 +253,15 @@ def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path,
     names = [text for text in texts(figure) if re.match(r"node\d", text)]
     assert names[0] == "node45 ◀"
     assert len(names) == MAX_BARS
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_second_process_draws_the_same_figures_and_may_be_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=2)
+    expected = drawings(path)
+    monkeypatch.setattr(drawing_module, "_MANY_RUNS", 1)
+    if is_killed:
+        monkeypatch.setattr(drawing_module, "_send", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+    assert drawings(path) == expected

@@ -24,6 +24,18 @@ AXE_SHA256 = "880970c081707360e64f34cea25ff91892f5bc95675b0776925b9709dd8a68bb"
 #: The looks that axe checks; it takes a second or more for each.
 AUDITED = ((1440, "light"), (390, "dark"), (1280, "print"))
 
+#: The texts of visible figures that leave their figure, or overlap another one.
+TEXTS_OF_FIGURES = """() => [...document.querySelectorAll('.plot svg')].flatMap((svg) => {
+    const around = svg.getBoundingClientRect();
+    const texts = [...svg.querySelectorAll('text')].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    const outside = texts.filter(([, box]) => box.width && (box.left < around.left - 1 || box.right > around.right + 1
+        || box.top < around.top - 1 || box.bottom > around.bottom + 1));
+    const overlap = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+    const pairs = texts.filter(([, box], at) => texts.slice(at + 1).some(([, other]) => overlap(box, other)));
+    return [...outside, ...pairs].map(([text]) => text);
+})"""
+
 pytestmark = pytest.mark.browser
 
 
@@ -198,6 +210,7 @@ def check_that_everything_is_inside(page: Any, width: int) -> None:
         }).map((element) => element.outerHTML.slice(0, 80))"""
     )
     assert cut == [], "no element scrolls inside, and nothing is cut"
+    assert page.evaluate(TEXTS_OF_FIGURES) == [], "texts of figures are inside and do not overlap"
     headings = page.locator("#table thead th")
     assert headings.all_inner_texts()[:4] == ["Cell", "Efficiency", "State", "Remark"]
 
@@ -236,18 +249,16 @@ def test_errors_are_folded_on_a_phone_and_counted(visit, tmp_path, report_svg):
     assert row.is_visible()
 
 
-def test_the_theme_follows_the_system_until_the_reader_chooses(visit: Visit, page_file: Path) -> None:
+def test_the_theme_is_that_of_the_system(visit: Visit, page_file: Path) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     label = "getComputedStyle(document.querySelector('.plot svg text')).fill"
-    mark = "getComputedStyle(document.querySelector('.plot path[style*=\"stroke: #0072b2\"]')).stroke"
+    mark = "getComputedStyle(document.querySelector('.plot path[style*=\"stroke: var(--blue)\"]')).stroke"
     page = visit.open(page_file, scheme="dark")
     dark, ink, blue = page.evaluate(ground), page.evaluate(label), page.evaluate(mark)
-    page.click("#theme")
+    visit.show("light")
     assert page.evaluate(ground) == "rgb(255, 255, 255)" != dark
     assert page.evaluate(label) == "rgb(31, 35, 40)" != ink
     assert page.evaluate(mark) == "rgb(0, 114, 178)" != blue
-    page.click("#theme")
-    assert page.evaluate(ground) == dark
 
 
 def test_headings_sort_by_number_with_missing_values_last_and_by_text_and_the_keyboard(
@@ -342,16 +353,15 @@ def test_without_a_script_the_page_has_the_same_rows_and_all_figures(browser, vi
 
 def test_figures_switch_between_absolute_and_relative_values(visit: Visit, page_file: Path) -> None:
     page = visit.open(page_file)
-    for group, names in ((0, ["Efficiency", "Speedup", "Throughput"]), (None, ["Step time", "Shares"])):
-        views = page.locator(".views").filter(has=page.locator(".tabs", has_text=names[0])).nth(group or 0)
-        buttons = views.locator(".tabs button")
-        assert buttons.all_inner_texts() == names
-        figures = views.locator("figure")
-        for place in range(len(names)):
-            buttons.nth(place).click()
-            visible = [figures.nth(other).is_visible() for other in range(len(names))]
-            assert visible == [other == place for other in range(len(names))]
-            assert buttons.nth(place).get_attribute("aria-pressed") == "true"
+    names = ["Efficiency", "Speedup", "Throughput"]
+    views = page.locator(".views").first
+    buttons, figures = views.locator(".tabs button"), views.locator("figure")
+    assert buttons.all_inner_texts() == names
+    for place in range(len(names)):
+        buttons.nth(place).click()
+        visible = [figures.nth(other).is_visible() for other in range(len(names))]
+        assert visible == [other == place for other in range(len(names))]
+        assert buttons.nth(place).get_attribute("aria-pressed") == "true"
 
 
 def test_a_name_shows_state_reason_evidence_and_folder_of_the_runs(visit: Visit, page_file: Path) -> None:

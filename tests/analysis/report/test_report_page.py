@@ -1,8 +1,6 @@
 """`report/` of finished, unfinished, broken and hostile studies."""
 
-import errno
 import json
-import os
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,9 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.report import write
-from analysis.report.figures import all_figures
-from analysis.report.figures.all_figures import all_names
+from analysis.report.figures.drawing import is_name
 from analysis.report.tables import MAX_RUNS_LISTED, STATIC_ROWS
 from analysis.report.write import write_report
 from bench.matrix.warnings import LiteralDollar
@@ -85,10 +81,10 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
     files = "index.html scaling.csv what-differs.csv scaling.md scaling.tex runs.csv causes.csv figures"
     assert names == {*files.split()}
     figures = {path.name for path in (folder / "figures").iterdir() if path.stat().st_size}
-    kinds = ("speedup", "efficiency", "throughput", "step", "shares")
+    kinds = ("speedup", "efficiency", "throughput", "shares")
     forms = ("svg", "png", "pdf")
     expected = [f"{kind}-{mode}" for kind in kinds for mode in ("strong", "weak")]
-    expected += ["why-1", "why-2"]
+    expected += ["scaling", "why-1", "why-2"]
     assert figures == {f"{name}.{form}" for name in expected for form in forms}
     assert len(pd.read_csv(folder / "scaling.csv")) == 8
     assert len(pd.read_csv(folder / "runs.csv")) == 28
@@ -148,9 +144,9 @@ def test_everything_from_results_is_shown_as_text(tmp_path: Path) -> None:
     assert page.rows[0][0][0].startswith("cell0<script>alert(1)")
     assert set(page.run_texts) >= {"completed", "failed"}
     assert any("<script>alert(1)</script>" in text for text in page.run_texts)
-    assert "bench submit 'x'\"'\"'; echo <script>alert(1)</script>" in page.text
     figures = {figure.stem: figure for figure in (path / "report" / "figures").glob("*.svg")}
-    assert {"step-strong", "why-1", "ranks"} <= figures.keys() <= set(all_names())
+    assert {"shares-strong", "why-1", "ranks"} <= figures.keys()
+    assert all(map(is_name, figures))
     for figure in figures.values():
         assert "<script" not in figure.read_text(encoding="utf-8")
 
@@ -210,60 +206,12 @@ def test_figures_of_an_older_report_are_removed_and_other_files_stay(tmp_path, n
     path = studies.finished(tmp_path / "s", cells, repeats=1)
     write_report(path)
     figures = path / "report" / "figures"
-    (figures / "mine.svg").write_text("<svg/>")
+    for name in ("mine.svg", "ranks.txt", "speedup-mine.svg"):
+        (figures / name).write_text("<svg/>")
     plan = json.loads((path / "plan.json").read_text())
     plan["cells"] = [{**c, "series": [m for m in c["series"] if m["mode"] == "weak"]} for c in plan["cells"]]
     (path / "plan.json").write_text(json.dumps(plan))
     write_report(path)
-    assert {p.name for p in figures.iterdir()} >= {"mine.svg", "speedup-weak.svg"}
+    own = {"mine.svg", "ranks.txt", "speedup-mine.svg", "speedup-weak.svg"}
+    assert {p.name for p in figures.iterdir()} >= own
     assert not list(figures.glob("*-strong.*"))
-
-
-def test_the_citation_holds_the_known_facts(tmp_path: Path, nothing_drawn: None) -> None:
-    path = studies.finished(tmp_path / "my_study 50%", repeats=2)
-    page = write_report(path).page.read_text(encoding="utf-8")
-    cited = page[page.index("@misc{") :].partition("</pre>")[0]
-    assert cited.splitlines()[0] == "@misc{my-study-50,"
-    assert r"  title = {my\_study 50\%: a scaling study of distributed data parallel training}," in cited
-    assert "  year = {2026},\n  howpublished = {Measured with ddp-scaling-bench 0.1.0}," in cited
-    assert "8 runs, Device Test CPU @ 2.0 GHz, PyTorch 2.13.0+cpu, matrix SHA-256 " in cited
-    assert "<dt>nodes × ranks per node</dt><dd>1 × 1, 2 × 1, 4 × 1 and 8 × 1</dd>" in page
-    assert "author" not in cited
-    assert "doi" not in cited
-
-
-@pytest.fixture(scope="module")
-def drawn_by_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
-    """A study, and the files of its report, all drawn by this process."""
-    path = studies.finished(tmp_path_factory.mktemp("one") / "s", studies.weak(8, (1, 2)), repeats=3)
-    with only_svg():
-        return path, _files(write_report(path).page.parent)
-
-
-@pytest.mark.parametrize("second", ["draws", "dies", "cannot start"])
-def test_a_second_process_draws_the_same_figures_of_a_large_study(
-    drawn_by_one, svg_only, monkeypatch, second
-):
-    path, expected = drawn_by_one
-    draw, parent, drew = all_figures.scaling_figures, os.getpid(), []
-
-    def draw_or_die(*args: Any, **options: Any) -> Any:
-        if os.getpid() == parent:
-            drew.append(True)
-        elif second == "dies":
-            os._exit(1)
-        return draw(*args, **options)
-
-    def no_fork() -> int:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(write, "_MANY_RUNS", 1)
-    monkeypatch.setattr(all_figures, "scaling_figures", draw_or_die)
-    if second == "cannot start":
-        monkeypatch.setattr(os, "fork", no_fork)
-    assert _files(write_report(path).page.parent) == expected
-    assert bool(drew) == (second != "draws")
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -14,10 +14,10 @@ from pydantic import TypeAdapter, ValidationError
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.train.options import OPTIONS
 
-from ..matrix.cell import shown_command
-from ..matrix.field_types import env_name, shell_words
-from ..matrix.launchers import LaunchLine, read_launch
-from ..matrix.workload import CELL_VALUES, RUN_TIME_VALUES, Words, names_in, tokens
+from .cell import shown_command
+from .field_types import env_name
+from .launchers import LaunchLine, read_launch
+from .workload import CELL_VALUES, RUN_TIME_VALUES, Words, command_words, names_in, tokens
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 #: Options that set the samples of a step.
@@ -120,11 +120,11 @@ def read_command(text: str) -> OwnCommand:
     """
     try:
         text.encode()
-        words = shell_words(text.replace("\\\n", ""))
+        words = command_words(text.replace("\\\n", ""))
     except UnicodeEncodeError:
         raise BenchError("--command is not valid UTF-8", remedy="use a UTF-8 locale") from None
     except ValueError as wrong:
-        raise BenchError(f"--command {wrong}", remedy="close the quotes as in a shell") from None
+        raise BenchError(f"--command: {wrong}") from None
     own = OwnCommand([])
     words = _without_variables(words, own)
     launch = read_launch(words)
@@ -221,7 +221,7 @@ def _without_variables(words: Sequence[str], own: OwnCommand) -> list[str]:
         try:
             env_name(name)
         except ValueError as wrong:
-            raise BenchError(f"--command: {wrong}", remedy=f"remove {name}= from the command") from None
+            raise BenchError(f"--command: {wrong}") from None
     if env:
         own.notes.append(f"The variables before the command are in cluster.env: {', '.join(env)}.")
     own.env = env

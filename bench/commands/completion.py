@@ -1,0 +1,68 @@
+"""Values that the shell completes: studies, matrices, runs, and the keys and sizes of a study."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..shipped import shipped
+from ..study.layout import StudyFolder, latest_first
+from ..study.plan_json import find_plan
+from .next_step import matrices
+
+
+def complete_matrix(incomplete: str) -> list[str]:
+    """Return the matrices of a folder, the folders in it, and the shipped examples."""
+    folder = Path(f"{incomplete}x").parent
+    paths = [*matrices(folder), *(path for path in folder.glob("[!.]*") if path.is_dir())]
+    names = [f"{path}{'/' * path.is_dir()}" for path in paths]
+    return _beginning(incomplete, [*names, *(path.stem for path in shipped("matrices").glob("*.yaml"))])
+
+
+def complete_study(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of the studies, the newest first."""
+    return _beginning(incomplete, [folder.name for folder in _studies(ctx)])
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the studies, and the runs of the newest one, or those of the study that is typed: STUDY/RUN."""
+    name, slash, _ = incomplete.rpartition("/")
+    listed = _studies(ctx)
+    chosen = [one for one in listed if one.name == name] if slash else listed[:1]
+    entries = [entry for one in chosen for entry in (find_plan(one) or {}).get("runs", ())]
+    runs = [f"{name}{slash}{entry['run_id']}" for entry in entries]
+    return _beginning(incomplete, runs if slash else [*(one.name for one in listed), *runs])
+
+
+def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the settings that vary in the study, for --by."""
+    cells = _cells(ctx)
+    varying = [key for key in ("backend", "launcher") if len({cell.get(key) for cell in cells}) > 1]
+    return _beginning(incomplete, [*varying, *(key for cell in cells for key in cell.get("swept", {}))])
+
+
+def complete_baseline(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sizes and cells of the study, for --baseline."""
+    cells = _cells(ctx)
+    sizes = [f"{cell['nodes']}x{cell['tasks_per_node']}" for cell in cells]
+    return _beginning(incomplete, ["common", "no-ddp", *sizes, *(cell["cell_id"] for cell in cells)])
+
+
+def _studies(ctx: typer.Context) -> list[StudyFolder]:
+    return latest_first(Path(ctx.params.get("results") or "results"))
+
+
+def _cells(ctx: typer.Context) -> list[dict[str, Any]]:
+    """Return the cells of the study that was typed before, or else of the newest one."""
+    given = next(filter(None, map(ctx.params.get, ("study", "a", "target", "sources"))), ())
+    named = [given] if isinstance(given, str) else list(given)
+    listed = _studies(ctx)
+    chosen = [one for one in listed if one.name in named or str(one.path) in named] or listed
+    return (find_plan(chosen[0]) or {}).get("cells", []) if chosen else []
+
+
+def _beginning(incomplete: str, values: Iterable[str]) -> list[str]:
+    return [value for value in dict.fromkeys(values) if value.startswith(incomplete)]

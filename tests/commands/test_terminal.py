@@ -1,0 +1,153 @@
+"""What a user sees on a terminal: widths, names, colours, the first screen, and completed values."""
+
+import os
+import pty
+import re
+import sys
+import threading
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+
+import pytest
+
+from bench.cli import app
+from tests.analysis.studies import change_run, finished, strong
+from tests.commands.command_line import bench, refusal
+from tests.common import run_program
+from tests.matrices import command, matrix
+
+ROOT = Path(__file__).resolve().parents[2]
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of a study with a failed run, a planned run, and a long reason."""
+    states = {2: ("failed", "exit code 2; torch said that it found 6/4 of nothing " * 4, "bad-exit")}
+    ends = {"state": lambda cell, repeat: states.get(repeat, ("planned", "", None))}
+    monkeypatch.chdir(tmp_path)
+    return finished(tmp_path / "results" / "s", strong(sizes=(1, 2)), **ends)
+
+
+def on_terminal(*words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Call `bench` on a terminal of this width, and return what it shows."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(main, 4096):
+                shown.extend(part)
+
+    main, terminal = pty.openpty()
+    reader = threading.Thread(target=read)
+    reader.start()
+    stream = os.fdopen(terminal, "w")
+    with stream, redirect_stdout(stream), redirect_stderr(stream), suppress(SystemExit):
+        app(words, prog_name="bench")
+    reader.join()
+    os.close(main)
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120])
+@pytest.mark.parametrize(
+    "words", ["", "plan l40s", "plan mixed_nodes", "status s", "verify s", "list", "status nothing", "--help"]
+)
+def test_no_line_is_too_wide_and_no_word_is_broken(study, columns, words, monkeypatch):
+    whole = on_terminal(*words.split(), columns=2000, monkeypatch=monkeypatch)
+    shown = on_terminal(*words.split(), columns=columns, monkeypatch=monkeypatch)
+    lines = ESCAPES.sub("", shown).splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
+    broken = words_of(shown) - words_of(whole)
+    assert broken == set()
+
+
+def words_of(text: str) -> set[str]:
+    """Return the words and names in a text, except those that typer cuts in its list of options."""
+    return {word.strip(".:") for word in re.findall(r"[\w/.:%+-]++(?!…)", ESCAPES.sub("", text))}
+
+
+def test_states_have_colours_unless_the_user_wants_none(study, monkeypatch):
+    assert "\x1b[31mfailed" in on_terminal("status", "s", columns=120, monkeypatch=monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in on_terminal("status", "s", columns=120, monkeypatch=monkeypatch)
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" not in bench("status", "s", cwd=study.parents[1]).stdout
+
+
+def test_names_leave_out_what_is_constant_and_commands_accept_them(study):
+    done = bench("status", "s", cwd=study.parents[1])
+    title, _, first, *_ = done.stdout.splitlines()
+    assert title.strip() == "Study s (gloo, srun)"
+    name = first.split()[0]
+    assert re.fullmatch(r"n\d+x\d+-b\d+-r2", name)
+    verified = bench("verify", name, cwd=study.parents[1])
+    assert (verified.returncode, verified.stdout.split()[0]) == (1, "FAIL")
+
+
+def test_the_first_screen_and_the_list_end_with_the_next_command(tmp_path):
+    def next_step() -> str:
+        done = bench(cwd=tmp_path)
+        assert (done.returncode, len(done.stdout.splitlines())) == (0, 8)
+        return done.stdout.splitlines()[-1]
+
+    assert next_step() == "next: bench init"
+    (tmp_path / "other.yaml").write_text("a: 1\n")
+    (tmp_path / "my study.yaml").write_text(matrix("s"))
+    assert next_step() == "next: bench plan 'my study.yaml'"
+    bench("plan", "my study.yaml", cwd=tmp_path)
+    assert next_step() == "next: bench submit s"
+    study = finished(tmp_path / "results" / "t", strong(sizes=(1, 2)))
+    assert next_step() == "next: bench report t"
+    assert [line.split()[-1] for line in bench("list", cwd=tmp_path).stdout.splitlines()[-2:]] == ["t", "s"]
+    for cell in strong(sizes=(1, 2)):
+        for repeat in (1, 2, 3):
+            change_run(study, f"{cell.cell_id}-r{repeat}", state="failed", reason="exit code 1")
+    assert next_step() == "next: bench doctor t"
+
+
+@pytest.mark.parametrize(
+    ("typed", "values"),
+    [
+        ("status ", {"s", "other"}),
+        ("verify n1x", {"n1x1-gloo-torchrun-b8-precision.bf16-r1"}),
+        ("verify s/n1x1", {"s/n1x1-gloo-torchrun-b8-precision.fp32-r1"}),
+        ("plan m", {"m.yaml", "mixed_nodes"}),
+        ("compare s --by ", {"precision"}),
+        ("report s --baseline 1", {"1x1"}),
+    ],
+)
+def test_the_shell_completes_values_without_heavy_packages(tmp_path, typed, values):
+    axes = {"tasks_per_node": [1], "precision": ["fp32", "bf16"]}
+    own = command("python t.py {precision} {per_gpu_batch}")
+    for name in ("s", "other"):
+        (tmp_path / "m.yaml").write_text(matrix(name, axes=axes, batch=8, workload=own))
+        assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
+    code = (
+        "import sys\nfrom ddp_scaling_bench.__main__ import main\nsys.argv = ['bench']\ntry:\n    main()\nfinally:\n"
+        "    print({'torch', 'numpy', 'pandas', 'scipy'} & {*sys.modules}, file=sys.stderr)\n"
+    )
+    words = f"bench {typed}".split(" ")
+    asked = {
+        "_BENCH_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = run_program(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **asked, "PYTHONPATH": path}
+    )
+    assert done.stderr == "set()\n"
+    assert values <= {*done.stdout.split("\n")}
+
+
+def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(study):
+    run = next(path.name for path in sorted((study / "runs").iterdir()))
+    where = study.parents[1]
+    assert refusal("status", run, cwd=where) == f"{run} is a run, not a study; its study is s"
+    finished(study.parent / "training", strong(sizes=(1,)))
+    wrong = "no study 'trainin' is planned below results (planned: s, training); did you mean training?"
+    assert refusal("status", "trainin", cwd=where) == wrong
