@@ -38,7 +38,7 @@ check: setup-tests
 
 # Interleaved rounds; use a quiet machine. docs/benchmarks.md explains them.
 benchmark: setup-tests
-	failed=0; for name in plan recorder report submit status; do \
+	failed=0; for name in plan recorder report status; do \
 	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py || failed=1; done; exit $$failed
 
 # Everything that needs a GPU, with the given Python as it is: no virtual environment, no network. Writes gpu.json and
@@ -49,27 +49,26 @@ gpu:
 	@$(PYTHON) benchmarks/gpu.py $(PARTS) $(GPU)
 
 # An hour on the test cluster: kill bench submit at random moments, cause every fault of a run, check the intervals of
-# simulated studies, measure links of random rates, and plant causes of lost time. For a short one:
-# make campaign KILLS=2 FAULTS=killed STUDIES=20 LINKS=1 SEEDS=1 DELAYS=1 KINDS="checkpoint metrics"
+# simulated studies and the detection of changes, measure links of random rates, and plant causes of lost time. For a
+# short one: make campaign KILLS=2 FAULTS=killed STUDIES=20 SERIES=4000 LINKS=1 DRAWS=2
 KILLS ?= 50
 FAULTS ?=
 STUDIES ?= 1000
+SERIES ?= 600000
 LINKS ?= 5
-SEEDS ?= 3
-DELAYS ?= 22
-KINDS ?=
+DRAWS ?= 23
 campaign: setup-tests
 	$(BIN)/python benchmarks/campaign_submit.py --kills $(KILLS) --slurm "$(SLURM)"
 	$(BIN)/python benchmarks/campaign_faults.py --slurm "$(SLURM)" $(FAULTS)
 	$(BIN)/python benchmarks/campaign_statistics.py --studies $(STUDIES)
+	$(BIN)/python benchmarks/campaign_history.py --series $(SERIES)
 	$(BIN)/python benchmarks/campaign_links.py --draws $(LINKS)
-	$(BIN)/python benchmarks/campaign_causes.py --seeds $(SEEDS) $(KINDS)
-	$(BIN)/python benchmarks/campaign_causes.py --delays $(DELAYS) --seed $$(date +%s)
+	$(BIN)/python benchmarks/campaign_causes.py --draws $(DRAWS) --seed $$(date +%s)
 
 # Virtual environments in the user's cache; they are kept. For one release: make torch-releases RELEASES=2.4.1
 RELEASES ?=
 torch-releases: setup-tests
-	$(BIN)/python benchmarks/torch_releases.py --write $(RELEASES)
+	$(BIN)/python benchmarks/torch_releases.py $(RELEASES)
 
 # A real Slurm of four nodes on this machine, to try things (needs root on Debian). SLURM selects another
 # release: a Debian suite or a number, such as SLURM=trixie or SLURM=24.11.
@@ -80,10 +79,12 @@ cluster: setup-tests
 cluster-down:
 	$(BIN)/python -m tests.cluster down
 
-# All tests of the cluster and the fault campaign, on the Slurm of each Debian suite that the mirror has; writes
-# the table in docs/clusters.md. For a part: make releases SLURM=trixie TESTS=tests/jobs/slurm
+# All tests of the cluster and the fault campaign, on the Slurm of each Debian suite that the mirror has; their last
+# lines are the table in docs/clusters.md. For a part: make releases SLURM=trixie TESTS=tests/jobs/slurm
 releases: setup-tests
-	$(BIN)/python benchmarks/campaign_releases.py $(addprefix --slurm=,$(SLURM)) $(TESTS)
+	failed=0; for suite in $(or $(SLURM),bullseye bookworm trixie sid); do echo "== $$suite"; \
+	  $(BIN)/python -m pytest -q -m cluster --slurm=$$suite -n 3 --dist=loadscope $(or $(TESTS),tests) || failed=1; \
+	  $(BIN)/python benchmarks/campaign_faults.py --slurm=$$suite || failed=1; done; exit $$failed
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,9 @@ its 95 % interval,
 The recommended size is the largest efficient one whose throughput is above that of each smaller valid size:
 the 95 % interval of their ratio is above 1. If the interval of any size is above 1.05, the baseline is slow
 or another program. The reference of a size is then the smaller size with the highest throughput per rank.
+
+With fewer than three runs of either, P and the interval need a stated spread s, the standard deviation of a
+run's logarithm. They are then those of a normal distribution with the error s √(1/n + 1/n₀).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from analysis.checks.scaling_table import Invalid, RunsMissing, error_of
 from analysis.data.columns import ScalingRow, by_series
@@ -28,6 +31,7 @@ from analysis.stats.estimate import (
     MIN_RUNS,
     MOST_RUNS,
     LogMoments,
+    LogRatios,
     bounds,
     ratio_interval,
     runs_to_decide,
@@ -102,7 +106,8 @@ class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
 class Judged:
     """The efficiency of a size relative to a reference, with its 95 % interval and P(E >= guide).
 
-    Interval, ``p`` and ``error`` (the standard error of the logarithm) are NaN without three runs of both.
+    Interval, ``p`` and ``error`` (the standard error of the logarithm) are NaN without three runs of both,
+    unless they follow from a stated ``spread``, the standard deviation of a run's logarithm (else NaN).
     """
 
     reference: ScalingRow
@@ -111,6 +116,7 @@ class Judged:
     efficiency_high: float
     p: float
     error: float
+    spread: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -161,8 +167,13 @@ class Choice:
     findings: Sequence[Finding] = ()
 
 
-def decide(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> Choice:
-    """Judge the sizes of one series; nothing is concluded from the cells in ``invalid``."""
+def decide(
+    rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE, guide: float = GUIDE, spread: float = math.nan
+) -> Choice:
+    """Judge the sizes of one series; nothing is concluded from the cells in ``invalid``.
+
+    ``spread`` is a stated standard deviation of a run's logarithm, for sizes with fewer than three runs.
+    """
     base = next((row.base for row in reversed(rows) if row.base and known(row.efficiency)), None)
     valid = [row for row in rows if base and _is_valid(row, base, invalid)]
     compared = [row for row in valid if base and row.gpus > base.gpus]
@@ -171,10 +182,11 @@ def decide(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> Choice:
     for row in rows:
         if row in compared and base:
             smaller = [base, *(one for one in compared if one.gpus < row.gpus)]
-            found[row.place] = _verdict(row, max(smaller, key=rate_per_rank) if beyond else base)
+            reference = max(smaller, key=rate_per_rank) if beyond else base
+            found[row.place] = _verdict(row, judge(row, reference, guide=guide, spread=spread), guide)
         else:
             found[row.place] = _without_judgement(row, base, invalid)
-    ordered = sorted(compared, key=lambda row: (row.gpus, row.throughput_samples_per_sec))
+    ordered = sorted(compared, key=lambda row: (row.gpus, row.rate))
     # A requested baseline is not the smallest size: the smaller ones are faster or slower, too.
     others = [*([base] if base and base not in valid else ()), *valid]
     best = next(
@@ -197,14 +209,17 @@ def decide(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> Choice:
     return Choice(found, best, below, findings)
 
 
-def decide_all(rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE) -> dict[str, Choice]:
-    """Judge the sizes of each series, and fill in the columns ``verdict`` and ``p_guide``."""
+def decide_all(
+    rows: Sequence[ScalingRow], *, invalid: Invalid = _NONE, spread: float = math.nan
+) -> dict[str, Choice]:
+    """Judge the sizes of each series, and fill in the columns ``verdict`` and ``p_guide`` (if measured)."""
     found = {}
     for series, own in by_series(rows).items():
-        choice = found[series] = decide(own, invalid=invalid)
+        choice = found[series] = decide(own, invalid=invalid, spread=spread)
         for row in own:
             verdict = choice.verdicts[row.place]
-            row.verdict, row.p_guide, row.recommended = verdict.kind, verdict.p, verdict.recommended
+            row.verdict, row.recommended = verdict.kind, verdict.recommended
+            row.p_guide = math.nan if verdict.judged and known(verdict.judged.spread) else verdict.p
     return found
 
 
@@ -226,8 +241,8 @@ def _without_judgement(row: ScalingRow, base: ScalingRow | None, invalid: Invali
     return Verdict(VerdictKind.BASELINE if base and row.is_base else VerdictKind.NO_ADVICE)
 
 
-def _verdict(row: ScalingRow, reference: ScalingRow) -> Verdict:
-    judged = judge(row, reference)
+def _verdict(row: ScalingRow, judged: Judged, guide: float) -> Verdict:
+    reference = judged.reference
     undisturbed = min(row.n_undisturbed, reference.n_undisturbed)
     needs = float(MIN_RUNS - undisturbed)
     if min(row.n, reference.n) < MIN_RUNS:
@@ -235,31 +250,40 @@ def _verdict(row: ScalingRow, reference: ScalingRow) -> Verdict:
     if undisturbed < MIN_RUNS:
         return Verdict(VerdictKind.CANNOT_TELL, judged, more_runs=(needs, math.inf))
     # The interval contains the point, which far outliers take out of that of the geometric mean.
-    if judged.p >= EFFICIENT and judged.efficiency_low >= GUIDE * (1 - _EQUAL):
+    if judged.p >= EFFICIENT and judged.efficiency_low >= guide * (1 - _EQUAL):
         return Verdict(VerdictKind.EFFICIENT, judged)
-    if judged.efficiency_low >= GUIDE * (1 - AT_GUIDE) and judged.efficiency_high <= GUIDE * (1 + AT_GUIDE):
+    if judged.efficiency_low >= guide * (1 - AT_GUIDE) and judged.efficiency_high <= guide * (1 + AT_GUIDE):
         return Verdict(VerdictKind.AT_THE_GUIDE, judged)
     if judged.p >= PROBABLE:
         return Verdict(VerdictKind.PROBABLE, judged)
     if judged.p <= INEFFICIENT:
         return Verdict(VerdictKind.INEFFICIENT, judged)
-    return Verdict(VerdictKind.CANNOT_TELL, judged, more_runs=_more_runs(judged, row))
+    return Verdict(VerdictKind.CANNOT_TELL, judged, more_runs=_more_runs(judged, row, guide))
 
 
-def judge(row: ScalingRow, reference: ScalingRow) -> Judged:
-    """Return the efficiency of a size relative to another one, with interval and P(E >= guide)."""
+def judge(
+    row: ScalingRow, reference: ScalingRow, *, guide: float = GUIDE, spread: float = math.nan
+) -> Judged:
+    """Return the efficiency of a size relative to another one, with interval and P(E >= guide).
+
+    ``spread`` is used if one of them has fewer than three runs.
+    """
     efficiency = rate_per_rank(row) / rate_per_rank(reference)
     top, bottom = _moments(row), _moments(reference)
-    ratio = unpaired(bottom, top)
+    ratio, is_stated = unpaired(bottom, top), min(row.n, reference.n) < MIN_RUNS and known(spread)
+    if is_stated:
+        stated = np.array([spread * math.sqrt(1 / row.n + 1 / reference.n)])
+        ratio = LogRatios(ratio.centre, stated, np.array([np.inf]))
     # From the ratio of the throughputs to that of the throughputs per rank.
-    scale = efficiency / (row.throughput_samples_per_sec / reference.throughput_samples_per_sec)
+    scale = efficiency / (row.rate / reference.rate)
     low, high = (float(np.exp(end)[0]) * scale for end in bounds(ratio))
-    error, above = float(ratio.error[0]), float(ratio.centre[0]) + math.log(scale / GUIDE)
+    error, above = float(ratio.error[0]), float(ratio.centre[0]) + math.log(scale / guide)
     if error > _EQUAL:
         p = float(special.stdtr(ratio.freedom[0], above / error))
     else:
         p = math.nan if math.isnan(error) else float(above >= -_EQUAL)
-    return Judged(reference, efficiency, min(low, efficiency), max(high, efficiency), p, error)
+    ends = min(low, efficiency), max(high, efficiency)
+    return Judged(reference, efficiency, *ends, p, error, spread if is_stated else math.nan)
 
 
 def _moments(row: ScalingRow) -> LogMoments:
@@ -269,7 +293,7 @@ def _moments(row: ScalingRow) -> LogMoments:
 
 def throughput_ratio(row: ScalingRow, other: ScalingRow) -> tuple[float, float, float]:
     """Return the ratio of the throughputs of two sizes and its 95 % interval, NaN without three runs each."""
-    ratio = row.throughput_samples_per_sec / other.throughput_samples_per_sec
+    ratio = row.rate / other.rate
     low, high = (float(end[0]) for end in ratio_interval(_moments(row), _moments(other)))
     return ratio, low, high
 
@@ -283,7 +307,7 @@ def _is_fastest(row: ScalingRow, rows: Sequence[ScalingRow]) -> bool:
 def _slower(row: ScalingRow, rows: Sequence[ScalingRow]) -> Finding | None:
     """Return a finding if a size is slower than a smaller one, the fastest of them."""
     smaller = [other for other in rows if other.gpus < row.gpus]
-    other = max(smaller, key=lambda one: one.throughput_samples_per_sec)
+    other = max(smaller, key=lambda one: one.rate)
     ratio, low, high = throughput_ratio(row, other)
     if not (high if known(high) else ratio) < 1:
         return None
@@ -291,7 +315,7 @@ def _slower(row: ScalingRow, rows: Sequence[ScalingRow]) -> Finding | None:
     return SlowerThanSmaller(size=ranks(row), smaller=ranks(other), ratio=ratio, low=ends[0], high=ends[1])
 
 
-def _more_runs(judged: Judged, row: ScalingRow) -> tuple[float, float] | None:
+def _more_runs(judged: Judged, row: ScalingRow, guide: float) -> tuple[float, float] | None:
     """Return the fewest and most further runs of both sizes that probably decide; None if they are very many.
 
     The numbers are those of :func:`runs_to_decide` for the ends of an interval of one standard error around
@@ -299,8 +323,9 @@ def _more_runs(judged: Judged, row: ScalingRow) -> tuple[float, float] | None:
     """
     n = min(row.n, judged.reference.n)
     freedom = row.n + judged.reference.n - 2
-    narrow, wide = (math.sqrt(freedom / float(stats.chi2.ppf(q, freedom))) for q in (0.9, 0.1))
-    distance = abs(math.log(judged.efficiency / GUIDE))
+    # The quantiles of chi squared.
+    narrow, wide = (math.sqrt(freedom / float(2 * special.gammaincinv(freedom / 2, q))) for q in (0.9, 0.1))
+    distance = abs(math.log(judged.efficiency / guide))
     sizes = {"top_n": row.n, "bottom_n": judged.reference.n}
     fewest = runs_to_decide(distance + judged.error, error=narrow * judged.error, **sizes)
     nearest = max(distance - judged.error, 0.0)
@@ -311,10 +336,10 @@ def _more_runs(judged: Judged, row: ScalingRow) -> tuple[float, float] | None:
 # -- in words -------------------------------------------------------------------------
 
 
-def efficiency_text(one: ScalingRow | Judged) -> str:
+def efficiency_text(one: ScalingRow | Judged, *, guide: float = GUIDE) -> str:
     """Return an efficiency with its interval, as ``0.94 [0.90, 0.98]``; no end is rounded to the guide."""
     low, high = one.efficiency_low, one.efficiency_high
-    near = [abs(end - GUIDE) for end in (one.efficiency, low, high) if _EQUAL < abs(end - GUIDE) < 0.005]
+    near = [abs(end - guide) for end in (one.efficiency, low, high) if _EQUAL < abs(end - guide) < 0.005]
     decimals = next((digits for digits in (3, 4, 5) if min(near) >= 0.5 * 10**-digits), 6) if near else 2
     return f"{fraction(one.efficiency, decimals=decimals)} {fractions(low, high, decimals=decimals)}".strip()
 

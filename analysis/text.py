@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddp_scaling_bench.finding import Finding
+from ddp_scaling_bench.units import capital
 from ddp_scaling_bench.variables import without_users
 
 _UNSAFE = re.compile(
@@ -40,8 +41,8 @@ def message(finding: Finding) -> str:
 
 
 def heading(finding: Finding) -> str:
-    """Return the heading of a finding, or else its kind, cleaned, on one line."""
-    return one_line(finding.heading or finding.kind)
+    """Return the heading of a finding, or else the words of its kind, cleaned, on one line."""
+    return one_line(finding.heading or capital(finding.kind.replace("-", " ")))
 
 
 def plain(value: Any) -> Any:

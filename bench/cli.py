@@ -19,9 +19,11 @@ from ddp_scaling_bench.text import printable
 from ddp_scaling_bench.version import __version__
 
 from .commands.advise import advise_command
+from .commands.archive import archive_command
 from .commands.cancel import cancel_command
 from .commands.compare import compare_command
 from .commands.doctor import doctor_command
+from .commands.history import history_command
 from .commands.init import init_command
 from .commands.lint import lint_command
 from .commands.list_studies import list_command
@@ -39,8 +41,8 @@ from .terminal import OutputError, discard_output, open_streams, say, show
 #: The commands in the order of `bench --help`.
 COMMANDS: tuple[Callable[..., int], ...] = (
     *(init_command, plan_command, submit_command, status_command, cancel_command, run_command),
-    *(verify_command, list_command, report_command, compare_command, advise_command, lint_command),
-    *(doctor_command, preflight_command, schema_command),
+    *(verify_command, list_command, report_command, compare_command, history_command, advise_command),
+    *(archive_command, lint_command, doctor_command, preflight_command, schema_command),
 )
 
 #: Typer's own copy of click has no public name for this class.
@@ -89,8 +91,8 @@ _HELP = """Plan, run and analyse scaling studies of PyTorch: DDP, FSDP and HSDP.
 A matrix (a YAML file) defines what to measure. Try [bold]bench run smoke_cpu[/bold], a small study on this
 machine. STUDY is the name or folder of a planned study; by default, the one that was planned last.
 
-Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input or no standard output, 130 stopped with
-Ctrl-C, 141 the reader of a pipe has gone."""
+Exit codes: 0 no problems, 1 findings or failed runs, 2 bad input or no standard output, 3 no answer, 130
+stopped with Ctrl-C, 141 the reader of a pipe has gone."""
 
 
 def _paragraphs(text: str) -> str:

@@ -6,10 +6,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 
 #: The packages of the extras in pyproject.toml that commands check.
-EXTRAS = {
-    "report": ("numpy", "pandas", "pyarrow", "scipy", "seaborn"),
-    "train": ("numpy", "torch"),
-}
+EXTRAS = {"report": ("numpy", "pandas", "pyarrow", "scipy", "matplotlib"), "train": ("numpy", "torch")}
 
 
 def install_line(extra: str) -> str:

@@ -6,6 +6,7 @@ same matrix gives the same plan and byte-identical scripts on every machine.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import secrets
@@ -21,17 +22,17 @@ from ddp_scaling_bench.variables import is_shown
 from ddp_scaling_bench.version import __version__
 
 from .jobs.slurm.parsing import expand_hosts
-from .matrix.cell import Cell, Resources, Run, value_text
+from .matrix.cell import Cell, Resources, Run, shown_command, value_text
 from .matrix.checks import plan_warnings
 from .matrix.document import Document
 from .matrix.expansion import expand
 from .matrix.load import load_matrix
-from .matrix.schema import Matrix
+from .matrix.schema import Container, Matrix
 from .matrix.warnings import LongNodelist, PlanWarning
 from .package import package_name, write_package
 from .render import Renderer
 from .study.layout import StudyFolder
-from .study.plan_json import find_plan, place_of, write_plan_json
+from .study.plan_json import find_plan, physical_values, place_of, write_plan_json
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,21 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
         else:
             folder.site.unlink(missing_ok=True)
         content["place"] = (old or {}).get("place") or place_of(folder)
+        times = folder.plan_json.stat() if _differ_in_targets_only(old, content) else None
         write_plan_json(folder, content, private=private)
+        if times:  # the runs are the same, so this is no new plan
+            os.utime(folder.plan_json, ns=(times.st_atime_ns, times.st_mtime_ns))
     except OSError as error:
         raise unwritable(Path(error.filename or folder.path), error) from None
     return folder
+
+
+def _differ_in_targets_only(old: dict[str, Any] | None, new: dict[str, Any]) -> bool:
+    """Return whether two plans differ in their targets, and in no value that affects runs."""
+    if old is None or (old.get("targets") or []) == new["targets"]:
+        return False
+    texts = [json.dumps({**plan, "targets": [], "matrix": ""}, sort_keys=True) for plan in (old, new)]
+    return texts[0] == texts[1]
 
 
 def _write_script(path: str, text: str, *, private: bool) -> None:
@@ -170,6 +182,7 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "setup": plan.matrix.cluster.setup,
         "env_from": plan.matrix.cluster.env_from,
         "container": plan.matrix.cluster.container is not None,
+        "image": _image(plan.matrix.cluster.container),
         "gpu_request": plan.matrix.cluster.gpu_request,
         "expected": dict(plan.matrix.expected),
         # For sizes that are not planned, such as those of `bench advise`.
@@ -182,12 +195,18 @@ def plan_content(plan: Plan) -> dict[str, Any]:
         "inherited": plan.document.site.values if plan.document.site else {},
         "warnings": [one.as_json() for one in plan.warnings],
         "series": _series(plan.cells),
+        "targets": [target.given for target in plan.matrix.targets],
         "cells": [{**cell.as_json(), "script": plan.script_name(cell)} for cell in plan.cells],
         "runs": [
             {"run_id": r.run_id, "cell_id": r.cell_id, "repeat": r.repeat, "order": r.order}
             for r in plan.runs
         ],
     }
+
+
+def _image(container: Container | list[str] | None) -> str:
+    """Return the image of a container, or the words that start it; empty without one."""
+    return container.image if isinstance(container, Container) else shown_command(container or [])
 
 
 def _series(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -221,7 +240,7 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
     remedy = f"give the matrix another `study:` name, or move {folder.path} away"
     if old is None:
         raise BenchError(f"{folder.path}: contains runs but no readable plan.json", remedy=remedy)
-    new = {cell.cell_id: _physical(cell.as_json()) for cell in plan.cells}
+    new = {cell.cell_id: physical_values(cell.as_json()) for cell in plan.cells}
     tried = {path.name for path in folder.runs.iterdir()}
     cells = {run["cell_id"] for run in old["runs"] if run["run_id"] in tried}
     known_runs = {run.run_id for run in plan.runs}
@@ -230,26 +249,13 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
             what = f"study {name} has results of cell {cell['cell_id']}, which this matrix"
             if (planned := new.get(cell["cell_id"])) is None:
                 raise BenchError(f"{what} omits", remedy=remedy)
-            if changes := _changes(_physical(cell), planned):
+            if changes := _changes(physical_values(cell), planned):
                 raise BenchError(f"{what} changes ({join_names(changes, most=3)})", remedy=remedy)
     lost = sorted(
         run["run_id"] for run in old["runs"] if run["run_id"] in tried and run["run_id"] not in known_runs
     )
     if lost:
         raise BenchError(f"study {name} has results of run {lost[0]}, which this matrix omits", remedy=remedy)
-
-
-def _physical(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a cell in plan.json that affect its runs, by name."""
-    others = ["series", "modes", "script", "swept", "workload", "env", "argv", "planned_epochs", "packages"]
-    others += ["repeats", "resources", "texts"]
-    values = {key: value for key, value in cell.items() if key not in others} | {"command": cell.get("argv")}
-    variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
-    resources = cell.get("resources") or {}
-    whole = {name: resources.get(name) for name in ("exclusive", "gpu_type")}
-    whole["command_per"] = cell.get("command_per") or ""
-    texts = {f"{{{name}}}": text for name, text in (cell.get("texts") or {}).items()}
-    return {**values, **whole, **(cell.get("workload") or {}), **variables, **texts}
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -1,16 +1,13 @@
-"""Start a Slurm test cluster and count the calls of Slurm's commands, for the scripts of this folder."""
+"""Start a Slurm test cluster, for the scripts of this folder."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -18,10 +15,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.cluster.bed import Cluster, missing
 from tests.cluster.configuration import Options
 from tests.cluster.releases import find_release
-from tests.jobs.slurm_studies import Study
-
-#: The commands whose calls are counted.
-COMMANDS = ("squeue", "sacct", "scontrol", "sinfo", "sbatch", "scancel")
 
 
 @contextmanager
@@ -65,41 +58,3 @@ def own_cluster(
             yield cluster, Path(folder)
     finally:
         cluster.stop()
-
-
-_WRAPPER = """\
-#!/bin/bash
-start=$EPOCHREALTIME
-{command} "$@"
-code=$?
-echo {name} $start $EPOCHREALTIME >>"{folder}/calls"
-exit $code
-"""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """A study with ``folder`` first on its PATH: wrappers in it record each call of a Slurm command."""
-
-    study: Study
-    folder: Path
-
-    @classmethod
-    def of(cls, study: Study, folder: Path) -> Counted:
-        """Create ``folder`` with the wrappers, and return the study with ``folder`` first on its PATH."""
-        folder.mkdir()
-        for name in COMMANDS:
-            wrapper = folder / name
-            wrapper.write_text(_WRAPPER.format(name=name, folder=folder, command=shutil.which(name)))
-            wrapper.chmod(0o755)
-        path = f"{folder}:{os.environ['PATH']}"
-        return cls(Study(study.folder, {**study.environment, "PATH": path}), folder)
-
-    def calls(self) -> tuple[Counter[str], float]:
-        """Return the calls of each Slurm command since the previous ``calls()``, and their seconds."""
-        log = self.folder / "calls"
-        lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-        log.write_text("")
-        return Counter(name for name, _, _ in lines), sum(
-            float(end) - float(start) for _, start, end in lines
-        )

@@ -1,13 +1,10 @@
 """Run everything that needs a GPU; write gpu.json and the table in docs/gpu.md.
 
     python benchmarks/gpu.py [PART ...] [--json gpu.json] [--page docs/gpu.md]
-    python benchmarks/gpu.py --table gpu.json     # only write the table again, without a GPU
-    python benchmarks/gpu.py --wheels             # print the command that downloads the wheels it needs
 
 ``make gpu`` is for a machine with one GPU and without a network. All parts run with the Python that runs this
 script; nothing is installed. A part that fails or runs out of time does not stop the others; all take at most
-8 minutes. Parts that are named run alone, each within its time; gpu.json keeps the other parts if they are of
-the same commit and machine, and the page is written only if no part is missing.
+8 minutes. Parts that are named run alone, each within its time; the page is written only if none is missing.
 
 If packages are missing, the first line names them.
 
@@ -19,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shlex
 import signal
 import subprocess
 import sys
@@ -68,7 +63,6 @@ MACHINE = Part("machine", "machine", 30)
 PARTS = (
     Part("mfu", "MFU of the transformer in bf16", 50),
     Part("formats", "ResNet-50 by precision and memory format", 60),
-    Part("ranks", "two NCCL ranks on one GPU", 90),
     Part(
         "overhead",
         "overhead of the recorder",
@@ -234,34 +228,6 @@ def formats_words(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def ranks_words(values: Mapping[str, Any]) -> list[str]:
-    """Return the results of the part ``ranks`` as texts: of the training, and of the nodes' check."""
-    if values.get("refused"):
-        return [f"NCCL refuses two ranks on one GPU: {values['refused']}"]
-    words = []
-    if "transport" in values:
-        parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in values["parts_s"].items())
-        words += [f"network {values['transport']['network']}", f"parts of a step in ms: {parts}"]
-        times = [f"{mib_text(size)} in {seconds * 1e3:.2f} ms" for size, seconds in values["sweep"]]
-        words.append(f"all-reduce of {', '.join(times)}" if times else f"no sweep: {values['no_sweep']}")
-    if "nodecheck" in values:
-        checks = values["nodecheck"].items()
-        words += [f"{name} {', '.join(map(rate_text, of_nodes))}" for name, of_nodes in checks]
-    return words
-
-
-def mib_text(size: float) -> str:
-    """Return a number of bytes in KiB or MiB."""
-    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
-
-
-def rate_text(value: float | str) -> str:
-    """Return a rate of the preflight in units of G or T, or the reason why there is none."""
-    if isinstance(value, str):
-        return value
-    return f"{value / 1e12:.3g} T" if value >= 1e12 else f"{value / 1e9:.3g} G"
-
-
 def overhead_words(values: Mapping[str, Any]) -> list[str]:
     """Return the results of the part ``overhead`` as texts: the time that the recorder adds to a step."""
     words = []
@@ -295,7 +261,6 @@ TITLES = {part.name: part.title for part in PARTS}
 WORDS = {
     "mfu": mfu_words,
     "formats": formats_words,
-    "ranks": ranks_words,
     "overhead": overhead_words,
     "study": study_words,
     "tests": tests_words,
@@ -314,25 +279,6 @@ def commit() -> str:
         words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
     return "unknown commit"
-
-
-def with_earlier(content: Mapping[str, Any], earlier: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a gpu.json, with those of an ``earlier`` one of the same commit and machine."""
-    parts = {one["name"]: one for one in content["parts"]}
-    if all(earlier.get(name) == content[name] for name in ("schema", "commit", "machine")):
-        parts = {one["name"]: one for one in earlier["parts"]} | parts
-    return [parts[one.name] for one in PARTS if one.name in parts]
-
-
-def wheels_command() -> str:
-    """Return the command that downloads, for this Python, the wheels that the parts need beside torch."""
-    from gpu_parts import required_packages
-
-    release = f"{sys.version_info.major}.{sys.version_info.minor}"
-    place = ("--python-version", release, "--platform", f"manylinux_2_28_{platform.machine()}")
-    older = ("--platform", f"manylinux2014_{platform.machine()}")
-    words = ["python3", "-m", "pip", "download", "--only-binary=:all:", *place, *older, "--dest", "wheels"]
-    return shlex.join([*words, *(text for name, text in required_packages().items() if name != "torch")])
 
 
 def measure(options: argparse.Namespace, folder: Path) -> int:
@@ -364,7 +310,6 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         "machine": dict(machine.values),
         "parts": [result.as_json() for result in results],
     }
-    content["parts"] = with_earlier(content, read_values(options.json))
     written = [options.json]
     options.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     if len(content["parts"]) == len(PARTS):
@@ -375,23 +320,15 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
-    """Run the parts, or only write the table."""
+    """Run the parts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     names = [one.name for one in PARTS]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"the parts to run: {', '.join(names)}")
     parser.add_argument("--json", type=Path, default=ROOT / "gpu.json", help="the file for all values")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page with the table")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="only write the table of this gpu.json")
-    parser.add_argument("--wheels", action="store_true", help="print the command that downloads wheels")
     options = parser.parse_args()
     if unknown := [name for name in options.parts if name not in names]:
         parser.error(f"there is no part {unknown[0]}; the parts are {', '.join(names)}")
-    if options.wheels:
-        print(wheels_command())
-        return 0
-    if options.table is not None:
-        update_page(options.page, json.loads(options.table.read_text(encoding="utf-8")))
-        return 0
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as name:
         return measure(options, Path(name))
 

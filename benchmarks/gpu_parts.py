@@ -1,6 +1,6 @@
 """The parts of ``make gpu``, each in its own process; see gpu.py.
 
-    python benchmarks/gpu_parts.py machine|mfu|formats|ranks|study|tests FILE FOLDER
+    python benchmarks/gpu_parts.py machine|mfu|formats|study|tests FILE FOLDER
 
 A part writes its values to FILE as soon as it knows them, so that they are kept if the part runs out of
 time. Its exit code is 1 if it failed; the last line of its output then says why. FOLDER is for its files.
@@ -14,10 +14,8 @@ import json
 import os
 import platform
 import re
-import socket
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -56,14 +54,6 @@ _IMAGES = 64
 _WITHOUT_PROBES: Values = {"steps_per_epoch": 30, "probe_steps": 0, "sweep_time": 0}
 TRAINING_OF_IMAGES: Values = {"model": "resnet50", "epochs": 2, "attribution_steps": 3, "val_steps": 0}
 TRAINING_OF_IMAGES |= _WITHOUT_PROBES
-
-#: The training of two ranks on one GPU, which is slow: the GPU serves its processes in turn.
-TWO_RANKS: Values = {"model": "mlp", "parameters": 8 * 10**6, "steps_per_epoch": 10, "epochs": 1}
-TWO_RANKS |= {"probe_steps": 3, "sweep_time": 4}
-#: Seconds for the training of the part ``ranks``.
-_RANKS_S = 60.0
-#: NCCL's words if it refuses to run two ranks on one GPU.
-_REFUSED = "Duplicate GPU detected"
 
 STUDY = """\
 study: gpu
@@ -250,114 +240,6 @@ def image_rates(folder: Path) -> Values:
     }
 
 
-# -- two ranks -------------------------------------------------------------------------------------
-
-
-def ranks(write: Write, folder: Path) -> None:
-    """Train with two NCCL ranks on one GPU, then let two nodes of a preflight exchange messages."""
-    values: Values = {}
-    for name, of in (("training", training_of_two), ("nodecheck", nodecheck_of_two)):
-        (folder / name).mkdir()
-        try:
-            values |= of(folder / name)
-        except RefusedError as refused:
-            write({"refused": str(refused)})
-            return
-        write(values)
-
-
-def training_of_two(folder: Path) -> Values:
-    """Return the transport, the parts of a step (s), and the sweep as (bytes, seconds) of two ranks."""
-    write_nccl_cell(folder, launcher="torchrun", ranks=2, batch=512, **TWO_RANKS)
-    together(TRAINING, folder)
-    row = read_table(folder / "metrics.csv")[-1]
-    parts = ("step_time_sec_median", "forward_time_sec", "backward_time_sec", "comm_exposed_time_sec")
-    probes = read_json(folder / "probes.json")
-    sweep = probes["all_reduce"]
-    return {
-        "transport": read_json(folder / "env.json")["transport"],
-        "parts_s": {name.partition("_time_sec")[0]: float(row[name]) for name in parts if row[name]},
-        "sweep": [[size["bytes"], size["time_s"]] for size in sweep["sizes"]] if sweep else [],
-        "no_sweep": probes["reasons"]["all_reduce"],
-        **usage(folder),
-    }
-
-
-def nodecheck_of_two(folder: Path) -> Values:
-    """Return what two nodes measured in a preflight: by check, the value of each row, or its reason.
-
-    The nodes share a GPU, so their rates are not those of a GPU.
-    """
-    path = folder / "nodecheck.csv"
-    together([sys.executable, "-m", "ddp_scaling_bench.train.nodecheck", str(path)], folder)
-    found: Values = {"compute": [], "memory": [], "exchange": []}
-    for row in read_table(path):
-        if row["check"] in found:
-            found[row["check"]].append(float(row["value"]) if row["value"] else row["reason"])
-    if not any(isinstance(value, float) for value in found["exchange"]):
-        raise PartError(f"the preflight exchanged no messages: {found['exchange']}")
-    return {"nodecheck": found}
-
-
-class RefusedError(Exception):
-    """NCCL refuses two ranks on one GPU; the message contains NCCL's words."""
-
-
-def together(words: Sequence[str], folder: Path) -> None:
-    """Run a program as two ranks on the first GPU, and show the output of both.
-
-    NCCL takes ranks with different NCCL_HOSTID for ranks on different hosts, and connects them by sockets.
-
-    Raises:
-        RefusedError: NCCL refuses.
-        PartError: a rank failed or did not end.
-    """
-    print(f"$ {' '.join(words)}", flush=True)
-    port = free_port()
-    outputs = [folder / f"rank-{rank}.out" for rank in range(2)]
-    processes = []
-    for rank, path in enumerate(outputs):
-        with path.open("wb") as output:
-            environment = {**os.environ, "BENCH_RUN_DIR": str(folder), **rank_environment(rank, port)}
-            start = subprocess.Popen(
-                words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
-            processes.append(start)
-    until = time.monotonic() + _RANKS_S
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=max(0.0, until - time.monotonic()))
-    codes = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in outputs]
-    print("\n".join(texts), flush=True)
-    refusals = [line for text in texts for line in text.splitlines() if _REFUSED in line]
-    if refusals:
-        raise RefusedError(refusals[0].strip())
-    if any(codes):
-        raise PartError(f"two ranks ended with {', '.join(map(str, codes))}")
-    if None in codes:
-        raise PartError(f"two ranks did not end in {_RANKS_S:.0f} s")
-
-
-def rank_environment(rank: int, port: int) -> dict[str, str]:
-    """Return the variables of one of two ranks, which seem to be on different hosts."""
-    host = f"host{rank}"
-    places = {"RANK": rank, "GROUP_RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1}
-    network = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo", "NCCL_HOSTID": host}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "SLURMD_NODENAME": host}
-    return {**network, **address, **{name: str(number) for name, number in places.items()}}
-
-
-def free_port() -> int:
-    """Return a port that is not in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 # -- study -----------------------------------------------------------------------------------------
 
 
@@ -532,7 +414,6 @@ PARTS: dict[str, Callable[[Write, Path], None]] = {
     "machine": machine,
     "mfu": mfu,
     "formats": formats,
-    "ranks": ranks,
     "study": study,
     "tests": tests,
 }

@@ -1,31 +1,22 @@
 """A user's training script with a planted cause of lost time, for campaign_causes.py.
 
-    python planted_training.py KIND AMOUNT PLANTED BATCH_PER_RANK [RANKS WORLD_SIZE]
+    python planted_training.py KIND AMOUNT RANKS WORLD_SIZE
 
-The training mostly sleeps, so that ranks do not compete for cores. AMOUNT is in seconds per step; for
-``metrics`` and ``gather`` it is a number of collectives, for ``no-sync`` the gradients in MiB. With
-PLANTED 0, the training is the same without the cause. RANKS, such as ``2,3``, are the ranks with the cause;
-without it, all have it.
-
-The kinds in DELAYS are delays of a part of the step. A single rank has no delay: it is the baseline. Every
-two ranks say that they are on a node of their own. Without a launcher, the program forks WORLD_SIZE ranks.
-
-Each rank writes ``planted<rank>.json``: the median time of a step and of the cause in it, in seconds, on its
-own clock. On a busy machine, a sleep takes longer than its argument, so AMOUNT is not the true time; it
-stands for causes that the training does not time.
+The training mostly sleeps, so that ranks do not compete for cores. The kinds in DELAYS are delays of a part
+of the step. AMOUNT is in seconds per step; for ``metrics`` and ``gather`` it is a number of collectives, for
+``no-sync`` the gradients in MiB. RANKS, such as ``2,3``, are the ranks with the cause. A single rank has
+none: it is the baseline. Every two ranks say that they are on a node of their own. The program forks
+WORLD_SIZE ranks.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -37,7 +28,7 @@ from ddp_scaling_bench.record import Recorder
 
 #: Seconds of forward and backward of a rank, and steps of the training (more than the recorder needs).
 FORWARD_S, BACKWARD_S = 0.02, 0.03
-STEPS, WARM_UP, ACCUMULATED = 45, 5, 4
+STEPS, ACCUMULATED, BATCH = 45, 4, 16
 WIDTH = 32
 #: Parts of the step that can take longer.
 DELAYS = ("data", "forward", "backward", "optimizer", "all-reduce", "outside")
@@ -89,25 +80,6 @@ class SlowSgd(torch.optim.SGD):
         return super().step(closure)
 
 
-def save_checkpoint(model: nn.Module, nap_s: float) -> None:
-    """Save a checkpoint to a slow file system."""
-    torch.save(model.state_dict(), Path(os.environ["BENCH_RUN_DIR"]) / "checkpoint.pt")
-    time.sleep(nap_s)
-
-
-def log(loss: Tensor, nap_s: float) -> None:
-    """Log to a slow file system."""
-    with Path(os.environ["BENCH_RUN_DIR"], f"log{dist.get_rank()}.txt").open("a") as file:
-        file.write(f"{float(loss)}\n")
-    time.sleep(nap_s)
-
-
-def augment(inputs: Tensor, nap_s: float) -> Tensor:
-    """Augment a batch on the CPU in the training loop."""
-    time.sleep(nap_s)
-    return inputs + 1
-
-
 def reduce_metrics(loss: Tensor, number: int) -> list[float]:
     """Average metrics over the ranks, one by one."""
     metrics = [loss.detach().clone() for _ in range(number)]
@@ -121,14 +93,6 @@ def gather_losses(loss: Tensor, number: int) -> list[object]:
     found: list[object] = [None] * dist.get_world_size()
     for _ in range(number):
         dist.all_gather_object(found, float(loss))
-    return found
-
-
-def validate(module: nn.Module, nap_s: float) -> Tensor:
-    """Evaluate the model for ``nap_s`` seconds, or one forward pass if that takes longer."""
-    time.sleep(max(nap_s - FORWARD_S, 0))
-    with torch.no_grad():
-        found: Tensor = module(torch.ones(4, WIDTH))
     return found
 
 
@@ -159,85 +123,50 @@ def slow_all_reduce(nap_s: float) -> Callable[[Any, dist.GradBucket], torch.futu
     return hook
 
 
-def burn(seconds: float) -> float:
-    """Use ``seconds`` of CPU time; return for how long this process waited for a core."""
-    began, end = time.perf_counter(), time.process_time() + seconds
+def call(compiled: Callable[[Tensor], Tensor], length: int) -> None:
+    """Call a compiled function with an input of a length."""
+    compiled(torch.ones(length))
+
+
+def burn(seconds: float) -> None:
+    """Use ``seconds`` of CPU time."""
+    end = time.process_time() + seconds
     while time.process_time() < end:
         pass
-    return time.perf_counter() - began - seconds
 
 
 class Training:
-    """The training of one rank.
+    """The training of one rank; ``kind`` and ``amount`` are the planted cause, on some ``ranks``."""
 
-    Attributes:
-        kind: the planted cause.
-        amount: its AMOUNT, also with PLANTED 0.
-        batch: samples per step of this rank.
-        spent_s: the time that the cause took in each step.
-    """
-
-    def __init__(self, kind: str, amount: float, *, planted: bool, batch: int, ranks: Sequence[int]) -> None:
-        self.kind, self.amount, self.planted, self.batch = kind, amount, planted, batch
-        self.rank = dist.get_rank()
-        self.has_cause = not ranks or self.rank in ranks
-        self.is_last = self.rank == dist.get_world_size() - 1 > 0
-        if kind == "late-node":
-            self.has_cause = os.environ.get("SLURMD_NODENAME") == "n2"
-        if kind in DELAYS:
-            self.has_cause &= dist.get_world_size() > 1
-            os.environ["SLURMD_NODENAME"] = f"n{self.rank // PER_NODE + 1}"
+    def __init__(self, kind: str, amount: float, ranks: Sequence[int]) -> None:
+        self.kind, self.amount = kind, amount
+        self.is_planted = dist.get_world_size() > 1 and dist.get_rank() in ranks
         self.passes = ACCUMULATED if kind == "no-sync" else 1
-        self.spent_s: list[float] = []
+        os.environ["SLURMD_NODENAME"] = f"n{dist.get_rank() // PER_NODE + 1}"
 
-    def amount_of(self, *kinds: str) -> float:
-        """Return AMOUNT if one of these causes is planted, and on this rank; else 0."""
-        return self.amount if self.planted and self.kind in kinds and self.has_cause else 0.0
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Record the time of the planted cause."""
-        began = time.perf_counter()
-        yield
-        self.spent_s.append(time.perf_counter() - began)
-
-    def times(self) -> tuple[float, float]:
-        """Return the seconds of forward and backward in a step."""
-        both_s = self.amount_of("late-node") / 2
-        forward_s = FORWARD_S + self.amount_of("forward") + both_s
-        backward_s = BACKWARD_S + self.amount_of("backward") + both_s
-        if self.amount_of("uneven-split") and self.is_last:
-            more = self.batch * (1 + self.amount / (forward_s + backward_s))
-            more = round(more) / self.batch
-            self.batch = round(self.batch * more)
-            return forward_s * more, backward_s * more
-        if self.kind == "strong":
-            return forward_s * self.batch / 16 + self.amount_of("strong"), backward_s * self.batch / 16
-        return forward_s, backward_s
+    def amount_of(self, kind: str) -> float:
+        """Return AMOUNT if this cause is planted, and on this rank; else 0."""
+        return self.amount if self.is_planted and self.kind == kind else 0.0
 
     def model(self) -> DistributedDataParallel:
         """Return the model in DDP."""
-        forward_s, backward_s = (seconds / self.passes for seconds in self.times())
+        forward_s = (FORWARD_S + self.amount_of("forward")) / self.passes
+        backward_s = (BACKWARD_S + self.amount_of("backward")) / self.passes
         rows = int(self.amount * 2**20 / WIDTH / 4) if self.kind == "no-sync" else 1
         module = Network(forward_s=forward_s, backward_s=backward_s, rows=rows)
-        if self.kind in ("one-core", "overlap"):
-            module.register_forward_pre_hook(lambda *_: self.spent_s.append(burn(self.amount)))
+        if self.kind == "one-core":
+            module.register_forward_pre_hook(lambda *_: burn(self.amount))
         if self.kind == "recompile":
             # Lengths that change in every step.
             torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
             backend = slow_backend(self.amount_of("recompile"))
-            self.compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
-            self.lengths = itertools.count(1)
-            module.register_forward_pre_hook(lambda *_: self.recompile())
+            compiled = torch.compile(lambda inputs: inputs * 2, backend=backend, dynamic=False)
+            lengths = itertools.count(1) if self.is_planted else itertools.repeat(1)
+            module.register_forward_pre_hook(lambda *_: call(compiled, next(lengths)))
         model = DistributedDataParallel(module)
         if self.kind == "all-reduce":
             model.register_comm_hook(None, slow_all_reduce(self.amount_of("all-reduce")))
         return model
-
-    def recompile(self) -> None:
-        """Call a compiled function with a new length."""
-        with self.timed():
-            self.compiled(torch.ones(next(self.lengths) if self.planted else 1))
 
     def batches(self) -> Iterator[Tensor]:
         """Yield batches, each after the planted time."""
@@ -251,49 +180,23 @@ class Training:
         optimizer = SlowSgd(model.parameters(), lr=1e-6)
         optimizer.nap_s = self.amount_of("optimizer")
         recorder = Recorder(model)
-        starts = []
         for inputs in recorder.batches(self.batches()):
-            with recorder.step(samples=self.batch):
-                starts.append(time.perf_counter())
+            with recorder.step(samples=BATCH):
                 optimizer.zero_grad()
-                if self.amount_of("augmentation"):
-                    with self.timed():
-                        inputs = augment(inputs, self.amount)
                 loss = self.gradients(model, inputs)
                 optimizer.step()
                 time.sleep(self.amount_of("outside"))
-                self.after(model, loss)
+                reduce_metrics(loss, int(self.amount_of("metrics")))
+                gather_losses(loss, int(self.amount_of("gather")))
         recorder.close()
-        self.write(starts)
-
-    def write(self, starts: Sequence[float]) -> None:
-        """Write the median times of a step."""
-        steps = [after - before for before, after in itertools.pairwise(starts[WARM_UP:])]
-        spent_s = statistics.median(self.spent_s[WARM_UP:]) if self.spent_s else None
-        content = {"step_s": statistics.median(steps), "spent_s": spent_s, "amount": self.amount}
-        Path(os.environ["BENCH_RUN_DIR"], f"planted{self.rank}.json").write_text(json.dumps(content))
 
     def gradients(self, model: DistributedDataParallel, inputs: Tensor) -> Tensor:
         """Compute the gradients of a step."""
         for number in range(self.passes):
-            with nullcontext() if self.planted or number == self.passes - 1 else model.no_sync():
+            with nullcontext() if self.is_planted or number == self.passes - 1 else model.no_sync():
                 loss: Tensor = model(inputs).sum()
                 loss.backward()  # type: ignore[no-untyped-call]
         return loss
-
-    def after(self, model: DistributedDataParallel, loss: Tensor) -> None:
-        """Execute the planted cause if it follows the optimizer in a step."""
-        actions: dict[str, Callable[[float], object]] = {
-            "logging": lambda amount: log(loss, amount),
-            "checkpoint": lambda amount: save_checkpoint(model, amount),
-            "validation": lambda amount: validate(model.module, amount),
-            "metrics": lambda amount: reduce_metrics(loss, int(amount)),
-            "gather": lambda amount: gather_losses(loss, int(amount)),
-        }
-        action = actions.get(self.kind)
-        if action and self.planted and (self.rank == 0 or self.kind not in ("checkpoint", "validation")):
-            with self.timed():
-                action(self.amount)
 
 
 def fork_ranks(number: int) -> None:
@@ -311,14 +214,12 @@ def fork_ranks(number: int) -> None:
 
 def main() -> None:
     """Train with the arguments of the command line."""
-    kind, amount, planted, batch, ranks, world_size = (*sys.argv[1:], "", "1")[:6]
-    if "RANK" not in os.environ:
-        fork_ranks(int(world_size))
-    if kind == "one-core" and planted == "1":
+    kind, amount, ranks, world_size = sys.argv[1:]
+    fork_ranks(int(world_size))
+    if kind == "one-core" and int(world_size) > 1:
         os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     dist.init_process_group("gloo")
-    late = [int(rank) for rank in ranks.split(",") if rank]
-    Training(kind, float(amount), planted=planted == "1", batch=int(batch), ranks=late).run()
+    Training(kind, float(amount), [int(rank) for rank in ranks.split(",")]).run()
     dist.destroy_process_group()
 
 

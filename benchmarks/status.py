@@ -2,7 +2,6 @@
 
 The script needs root to start a test cluster. `bench submit` submits 2,000 held jobs. `bench status` is
 measured three times: while all jobs are queued, after all have ended, and once more without any change.
-Wrappers of Slurm's commands count the calls.
 """
 
 from __future__ import annotations
@@ -12,30 +11,27 @@ import sys
 import time
 from pathlib import Path
 
-from clusters import Counted, own_cluster
+from clusters import own_cluster
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import Options
 from tests.cluster.containers import wait_for
-from tests.jobs.slurm_studies import MEASURE, scripted_study
+from tests.jobs.slurm_studies import MEASURE, Study, scripted_study
 
 #: Script of every tenth run, which fails, so that `bench status` also diagnoses failures.
 FAILING = "echo 'RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB' >&2; exit 1"
 
 
-def time_status(counted: Counted, what: str) -> None:
-    """Run `bench status`; print its time, its calls of Slurm's commands and the number of runs per state."""
-    counted.calls()
+def time_status(study: Study, what: str) -> None:
+    """Run `bench status`; print its time and the number of runs per state."""
     began = time.perf_counter()
-    shown = counted.study.bench_process("status", "STUDY", "--json")
+    shown = study.bench_process("status", "STUDY", "--json")
     took = time.perf_counter() - began
     states = json.loads(shown.stdout)["counts"]
-    calls, in_slurm = counted.calls()
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
-    said = ", ".join(f"{count} {name}" for name, count in calls.items()) or "none"
-    print(f"{what}: {took:.2f} s, of which Slurm's commands {in_slurm:.2f} s: {said}; {counts}", flush=True)
+    print(f"{what}: {took:.2f} s; {counts}", flush=True)
 
 
 def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
@@ -46,12 +42,11 @@ def measure(cluster: Cluster, folder: Path, *, runs: int) -> None:
     done = study.bench_process("submit", "STUDY")
     assert done.returncode == 0, done.stderr
     print(f"{runs} jobs submitted in {time.perf_counter() - began:.0f} s")
-    counted = Counted.of(study, folder / "bin")
-    time_status(counted, "all queued")
+    time_status(study, "all queued")
     cluster.run(["scontrol", "release", *study.job_ids()], timeout_s=300)
     _await_accounting(cluster, runs)
-    time_status(counted, "all ended since the last status")
-    time_status(counted, "no change since the last status")
+    time_status(study, "all ended since the last status")
+    time_status(study, "no change since the last status")
 
 
 def _await_accounting(cluster: Cluster, runs: int) -> None:

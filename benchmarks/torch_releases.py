@@ -1,6 +1,6 @@
 """Run the tests of the measurement with other releases of torch and Python; print a table.
 
-    python benchmarks/torch_releases.py [RELEASE ...] [--write]
+    python benchmarks/torch_releases.py [RELEASE ...]
 
 For each combination in COMBINATIONS, the script installs the project into a virtual environment, and runs
 
@@ -10,8 +10,8 @@ For each combination in COMBINATIONS, the script installs the project into a vir
 
 The environments are kept in the user's cache ($XDG_CACHE_HOME/ddp-scaling-bench/torch-releases, about 6 GB
 each with CUDA). pip's settings determine the index, and whether the builds are for CPU or CUDA. Every part
-has a time limit, so a part that hangs is a failure. ``--write`` updates the table in docs/measuring.md. The
-exit code is 1 if any part failed. If a Python is not installed, its row has no results.
+has a time limit, so a part that hangs is a failure. docs/measuring.md has the table. The exit code is 1 if
+any part failed. If a Python is not installed, its row has no results.
 """
 
 from __future__ import annotations
@@ -57,8 +57,6 @@ TEST_PACKAGES = ("pytest", "pytest-timeout", "hypothesis", "lightning")
 FREE = ("torch", "sympy", "fsspec", "setuptools", "typing_extensions", "filelock", "networkx")
 #: Time limits in seconds, for a busy machine: installation, one test, all tests, smoke_cpu, cluster.
 INSTALL_S, TEST_S, TESTS_S, SMOKE_S, CLUSTER_S = 1800, 300, 3600, 1800, 900
-PAGE = ROOT / "docs/measuring.md"
-BEGIN, END = "<!-- begin: make torch-releases -->\n", "<!-- end: make torch-releases -->\n"
 COLUMNS = ("torch", "Python", "date", "tests", "`bench run smoke_cpu`", "test cluster")
 
 MATRIX = """\
@@ -91,14 +89,8 @@ class Result:
 class Row:
     """A row of the table, and whether everything in it passed."""
 
-    release: str
     cells: tuple[str, ...]
     passed: bool
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """The release of torch and the minor version of Python."""
-        return self.release, ".".join(self.cells[1].split(".")[:2])
 
 
 class FailedError(Exception):
@@ -171,15 +163,14 @@ def cache_folder() -> Path:
 
 
 def find_python(version: str) -> str | None:
-    """Return an interpreter of a minor version such as 3.12, from PATH or pyenv; None if there is none."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    """Return an interpreter of a minor version such as 3.12, from PATH; None if there is none."""
+    candidate = shutil.which(f"python{version}")
     program = f"import sys, venv, ensurepip; assert sys.version.startswith('{version}.')"
-    for candidate in filter(None, candidates):
-        tried = subprocess.run([candidate, "-c", program], capture_output=True, env=clean_environment())
-        if not tried.returncode:
-            return str(candidate)
-    return None
+    words = [str(candidate), "-c", program]
+    is_usable = (
+        candidate and not subprocess.run(words, capture_output=True, env=clean_environment()).returncode
+    )
+    return candidate if is_usable else None
 
 
 def install(python: str, release: str, folder: Path) -> Path:
@@ -190,15 +181,8 @@ def install(python: str, release: str, folder: Path) -> Path:
     constraints = folder / "constraints.txt"
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     constraints.write_text("\n".join(line for line in lines if line.split("==")[0] not in FREE) + "\n")
-    words = [
-        "-m",
-        "pip",
-        "install",
-        "--no-compile",
-        "--disable-pip-version-check",
-        "--constraint",
-        constraints,
-    ]
+    words: list[str | Path] = ["-m", "pip", "install", "--no-compile", "--disable-pip-version-check"]
+    words += ["--constraint", constraints]
     words += [f"torch=={release}", *TEST_PACKAGES, "--editable", f"{ROOT}[report,train]"]
     run([programs / "python", *words], folder / "install.log", limit_s=INSTALL_S)
     return programs
@@ -266,11 +250,11 @@ def measure(python: str, release: str) -> Row:
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     interpreter = find_python(python)
     if interpreter is None:
-        return Row(release, (release, python, date, "no such Python here", "", ""), True)
+        return Row((release, python, date, "no such Python here", "", ""), True)
     try:
         programs = install(interpreter, release, folder)
     except FailedError as error:
-        return Row(release, (release, python, date, f"cannot be installed: {error}", "", ""), False)
+        return Row((release, python, date, f"cannot be installed: {error}", "", ""), False)
     version = run([programs / "python", "-V"], folder / "version.log", limit_s=TEST_S).split()[1]
     results = []
     for part in (
@@ -282,7 +266,7 @@ def measure(python: str, release: str) -> Row:
         results.append(part())
         print(f"  {results[-1].words} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
     cells = (release, version, date, *(result.words for result in results))
-    return Row(release, cells, all(result.passed for result in results))
+    return Row(cells, all(result.passed for result in results))
 
 
 def line(cells: Sequence[str]) -> str:
@@ -290,25 +274,10 @@ def line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def update_page(rows: Sequence[Row]) -> None:
-    """Replace the rows of the measured combinations in the docs, and keep the others."""
-    before, rest = PAGE.read_text().split(BEGIN)
-    table, after = rest.split(END)
-    known: dict[tuple[str, str], str] = {}
-    for text in table.splitlines()[2:]:
-        cells = [cell.strip() for cell in text.strip("|").split("|")]
-        known[cells[0], ".".join(cells[1].split(".")[:2])] = f"{text}\n"
-    known |= {row.key: line(row.cells) for row in rows}
-    ordered = [known[release, python] for python, release in COMBINATIONS if (release, python) in known]
-    head = line(COLUMNS) + line(["---"] * len(COLUMNS)).replace(" ", "")
-    PAGE.write_text(f"{before}{BEGIN}{head}{''.join(ordered)}{END}{after}")
-
-
 def main() -> int:
     """Measure the combinations and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help="releases of torch (default: all)")
-    parser.add_argument("--write", action="store_true", help=f"update {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     wanted = [
         (python, release)
@@ -321,8 +290,6 @@ def main() -> int:
     for python, release in wanted:
         print(f"torch {release}, Python {python}", file=sys.stderr, flush=True)
         rows.append(measure(python, release))
-        if options.write:
-            update_page(rows)
     print(line(COLUMNS), line(["---"] * len(COLUMNS)), *(line(row.cells) for row in rows), sep="", end="")
     return int(not all(row.passed for row in rows))
 

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,8 @@ def file_sha256(path: Path) -> str | None:
 def digest_of(path: str | Path) -> str:
     """Return the SHA-256 of a file that :func:`read_bytes` would read; raise OSError for other files."""
     digest = hashlib.sha256()
-    with open(path, "rb", buffering=0, opener=bounded_file) as file:
-        # Most files are small: a buffer of 1 MiB for each of thousands would take longer than reading them.
-        portion = min(os.fstat(file.fileno()).st_size + 1, 1 << 20)
-        while block := file.read(portion):
-            digest.update(block)
+    for block in _blocks(path):
+        digest.update(block)
     return digest.hexdigest()
 
 
@@ -73,11 +71,16 @@ def _regular(path: str, flags: int) -> tuple[int, int]:
 
 def bounded_file(path: str, flags: int) -> int:
     """Open a file as :func:`regular_file`; raise OSError if it is larger than :data:`LARGEST_BYTES`."""
+    return _bounded(path, flags)[0]
+
+
+def _bounded(path: str, flags: int) -> tuple[int, int]:
+    """Open a regular file that is not too large; return its descriptor and its size."""
     descriptor, size = _regular(path, flags)
     if size > LARGEST_BYTES:
         os.close(descriptor)
         raise OSError(errno.EFBIG, f"it is larger than {LARGEST_BYTES >> 30} GiB", path)
-    return descriptor
+    return descriptor, size
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
@@ -153,5 +156,16 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
 
 def read_bytes(path: str | Path) -> bytes:
     """Read a regular file of at most :data:`LARGEST_BYTES`; raise OSError for other files."""
-    with open(path, "rb", buffering=0, opener=bounded_file) as file:
-        return file.read()
+    return b"".join(_blocks(path))
+
+
+def _blocks(path: str | Path) -> Iterator[bytes]:
+    """Yield the content of a file in portions; what is appended meanwhile is left out."""
+    # A study has thousands of small files: for each, `open` would take longer than reading.
+    descriptor, left = _bounded(str(path), os.O_RDONLY)
+    try:
+        while left and (block := os.read(descriptor, min(left, 1 << 20))):
+            yield block
+            left -= len(block)
+    finally:
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Make the fixtures of the test cluster and of the figures known to all tests."""
+"""Make the fixtures of the test cluster, of the figures and of forked ranks known to all tests."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ os.environ["BENCH_SITE"] = ""
 #: The tests need about half of this; more of them fail on a full disk than a reader can understand.
 LEAST_FREE_BYTES = 2 * 2**30
 
-pytest_plugins = ["tests.cluster.plugin", "tests.analysis.figures"]
+pytest_plugins = ["tests.cluster.plugin", "tests.analysis.figures", "tests.train.ranks"]
 
 
 def pytest_sessionstart() -> None:

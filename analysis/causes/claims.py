@@ -173,7 +173,7 @@ class Cause:
     def excess(self, run: RunEvidence) -> Iterator[Claim]:
         """Yield what other causes leave of some parts of the step, or of their excess over the baseline."""
         base = run.reference
-        if base and not base.parts:
+        if not self.excess_of or (base and not base.parts):
             return
         rate = {part: base.parts.get(part, 0.0) / run.factor if base else 0.0 for part in self.excess_of}
         more = {part: run.parts[part] - rate[part] for part in self.excess_of if part in run.parts}

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from analysis.data.columns import PARTS
@@ -85,7 +86,7 @@ class Claim:
         """True if the time of the cause was measured."""
         return not math.isnan(self.share)
 
-    @property
+    @cached_property
     def key(self) -> Key:
         """Identity of the cause in its cell: claims with equal keys, from several runs, are one cause.
 

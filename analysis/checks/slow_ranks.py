@@ -20,7 +20,6 @@ from statistics import median, median_low
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
 from analysis.checks.assessment import CheckedStudy, check
@@ -577,11 +576,9 @@ def _times(row: RankOfRun) -> tuple[float, ...]:
     return data, compute, rest, row.useful_s, transfer, wait, row.step_time_sec
 
 
-def nodes_table(means: RankMeans) -> pd.DataFrame:
-    """Return the content of nodes.csv: the least balanced cell first, in each cell the slowest host first."""
+def nodes_table(means: RankMeans) -> dict[str, list[Any]]:
+    """Return the columns of nodes.csv: the least balanced cell first, in each cell the slowest host first."""
     times = ("useful", "data", "compute", "wait", "transfer", "step")
     names = {name: name for name in ("cell_id", "host", "ranks", "n")}
     names |= {f"{name}_sec": name for name in times} | {"beyond_usual": "beyond"}
-    return pd.DataFrame(
-        {column: [getattr(node, name) for node in means.by_host] for column, name in names.items()}
-    )
+    return {column: [getattr(node, name) for node in means.by_host] for column, name in names.items()}

@@ -22,7 +22,7 @@ from itertools import permutations
 from typing import Annotated
 
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from analysis.causes.cells import CauseRow
 from analysis.causes.claims import clocks_of
@@ -110,10 +110,10 @@ def _p_not_faster(ratios: LogRatios) -> Floats:
 
 def benjamini_hochberg(p: Floats) -> Floats:
     """Return adjusted p-values; NaN values remain and do not count as tests."""
+    order = np.argsort(p)[: np.count_nonzero(~np.isnan(p))]  # NaN is last
     adjusted = np.full(len(p), np.nan)
-    tested = ~np.isnan(p)
-    if tested.any():
-        adjusted[tested] = stats.false_discovery_control(p[tested])
+    scaled = p[order] * (len(order) / np.arange(1, len(order) + 1))
+    adjusted[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1)
     return adjusted
 
 
@@ -213,14 +213,14 @@ def compare_studies(
     Raises:
         BenchError: A and B are the same folder, no cells match, or a study has no completed run.
     """
-    if a.folder.path.resolve() == b.folder.path.resolve():
+    if a.folder.source.resolve() == b.folder.source.resolve():
         raise BenchError(
-            f"{a.folder.path} and {b.folder.path} are the same study",
+            f"{a.folder.source} and {b.folder.source} are the same study",
             remedy="give two different studies, or compare cells of one study with --by KEY",
         )
     matching = match_studies(a, b, ignore=ignore)
     runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
-    name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.path), str(b.folder.path))
+    name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.source), str(b.folder.source))
     cells = _compare(runs_a, runs_b, [(name_a, name_b, pair) for pair in matching.pairs], minimum_effect)
     found = differences(
         runs_a.observed(cell.cell_a for cell in cells), runs_b.observed(cell.cell_b for cell in cells)
@@ -308,7 +308,7 @@ class _Runs:
         frames = measured[0] if measured else measure(study)
         if not any(run.measured for run in frames.runs):
             raise BenchError(
-                f"{study.folder.path}: nothing to compare: no run has completed "
+                f"{study.folder.source}: nothing to compare: no run has completed "
                 f"({outcomes_text(frames.runs) or 'no run is planned'})",
                 remedy="run it first: bench submit",
             )

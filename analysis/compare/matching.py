@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.data.differences import NOT_SET, SIZES, WORK, Settings, settings_of
+from analysis.data.differences import NOT_SET, SIZES, WORK, settings_of
 from analysis.data.load import Study
 from analysis.text import clean
 from ddp_scaling_bench.errors import BenchError
@@ -92,7 +92,11 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
         reason = (
             f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
         )
-        remedy = f"settings that vary: {', '.join(varying)}" if varying else "give a second study instead"
+        remedy = (
+            f"settings that vary: {', '.join(varying)}"
+            if varying
+            else "no setting varies: give a second study"
+        )
         raise BenchError(f"--by {name}: {reason} of study {study.name}", remedy=remedy)
     if base is None:
         base = DEFAULT if name == "strategy" and DEFAULT in values else values[0]
@@ -111,27 +115,32 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
 
 
 def varying_settings(study: Study) -> list[str]:
-    """Return the settings that vary within a study and are neither a size, a batch nor the work."""
+    """Return the settings that vary within a study and are neither a size, a batch, the work nor the mode."""
     cells = _settings(study)
-    names = _names_of(cells.values())
-    return [name for name in names if name not in (*SIZES, *WORK) and len(_values(cells, name)) > 1]
+    names = [name for name in _names_of(cells.values()) if name not in (*SIZES, *WORK, "mode")]
+    return [name for name in names if len(_values(cells, name)) > 1]
 
 
-def _names_of(cells: Iterable[Settings]) -> list[str]:
+def _names_of(cells: Iterable[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(name for cell in cells for name in cell))
 
 
-def _settings(study: Study) -> dict[str, Settings]:
+def _settings(study: Study) -> Mapping[str, Mapping[str, str]]:
+    if study.table:
+        return study.table.settings
     return {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
 
 
-def _values(cells: Mapping[str, Settings], name: str) -> list[str]:
+def _values(cells: Mapping[str, Mapping[str, str]], name: str) -> list[str]:
     # Shorter texts first: numbers are then in the order of their values.
     return sorted({cell.get(name, NOT_SET) for cell in cells.values()}, key=lambda text: (len(text), text))
 
 
 def _match(
-    a: Mapping[str, Settings], b: Mapping[str, Settings], compared: Sequence[str], labels: tuple[str, str]
+    a: Mapping[str, Mapping[str, str]],
+    b: Mapping[str, Mapping[str, str]],
+    compared: Sequence[str],
+    labels: tuple[str, str],
 ) -> Matching:
     """Match the cells that agree in all settings that are ``compared``."""
     in_a, in_b = (_by_key(cells, compared, of) for cells, of in zip((a, b), labels, strict=True))
@@ -141,7 +150,9 @@ def _match(
     return Matching(pairs, only_a, only_b, compared)
 
 
-def _by_key(cells: Mapping[str, Settings], compared: Sequence[str], label: str) -> dict[tuple[str, ...], str]:
+def _by_key(
+    cells: Mapping[str, Mapping[str, str]], compared: Sequence[str], label: str
+) -> dict[tuple[str, ...], str]:
     found: dict[tuple[str, ...], str] = {}
     for cell_id, cell in cells.items():
         twin = found.setdefault(tuple(cell.get(name, NOT_SET) for name in compared), cell_id)

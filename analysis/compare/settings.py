@@ -19,7 +19,7 @@ import numpy as np
 from analysis.checks.assessment import Assessment
 from analysis.compare.comparison import Judgement, Verdict, judge, p_faster, ratios_of_runs
 from analysis.compare.matching import match_within, varying_settings
-from analysis.data.columns import grouped
+from analysis.data.columns import RunRow, grouped
 from analysis.data.load import Study
 from analysis.decide import probability_text
 from analysis.stats.estimate import LogRatios
@@ -104,7 +104,12 @@ def _of_setting(
 
 
 def _is_measured(pair: tuple[str, str], frames: Measured, assessment: Assessment) -> bool:
-    return all(frames.measured_in(cell) and cell not in assessment.invalid for cell in pair)
+    """Return whether both cells have throughputs that are valid; a table may have only ratios."""
+    return all(cell not in assessment.invalid and _has_rates(frames.measured_in(cell)) for cell in pair)
+
+
+def _has_rates(runs: Sequence[RunRow]) -> bool:
+    return bool(runs) and all(known(run.throughput_samples_per_sec) for run in runs)
 
 
 def _combined(ratios: LogRatios) -> LogRatios:

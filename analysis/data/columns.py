@@ -6,13 +6,12 @@ A number that was not measured is NaN; a missing text is empty.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
+from operator import attrgetter
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
-
-import pandas as pd
 
 from analysis.data.names import layout
 from analysis.text import one_line
@@ -546,10 +545,9 @@ def published(record: Hashable) -> tuple[str, ...]:
     return tuple(name for name, column in columns_of(record).items() if CSV in column.views)
 
 
-def table_of(rows: Iterable[T], names: Iterable[str]) -> pd.DataFrame:
-    """Return some attributes of records as a frame, to be written as CSV."""
-    rows = list(rows)
-    return pd.DataFrame({name: [getattr(row, name) for row in rows] for name in names})
+def table_of(rows: Sequence[Any], names: Iterable[str]) -> dict[str, list[Any]]:
+    """Return some attributes of records as columns, to be written as CSV."""
+    return {name: [*map(attrgetter(name), rows)] for name in names}
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:

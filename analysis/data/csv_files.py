@@ -1,4 +1,4 @@
-"""Read thousands of small CSV files with the same header into one frame, and write frames as CSV.
+"""Read thousands of small CSV files with the same header into one frame, and write columns as CSV.
 
 ``pandas.read_csv`` has a fixed cost of milliseconds per file. Arrow therefore parses together all files that
 have exactly the expected form. Any other file (another header, an incomplete last line, a value that is not
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,9 @@ class _Reader:
         self.pending: list[tuple[int, bytes, int]] = []
         self.pending_bytes = 0
         self.frames: list[pd.DataFrame] = []
+        #: The rows of files in another form, and the files of these rows.
+        self.other_rows: list[list[str | float]] = []
+        self.other_files: list[int] = []
         self.problems: dict[int, str] = {}
 
     def read(self, index: int) -> None:
@@ -97,9 +100,10 @@ class _Reader:
 
     def loaded(self) -> Loaded:
         self._parse_pending()
-        empty = pd.DataFrame({"file": np.array([], dtype=np.int64), **self._typed([])})
-        frames = [frame for frame in self.frames if len(frame)]
-        rows = pd.concat(frames, ignore_index=True) if frames else empty
+        files = np.array(self.other_files, dtype=np.int64)
+        others = pd.DataFrame({"file": files, **self._typed(self.other_rows)})
+        frames = [frame for frame in (*self.frames, others) if len(frame)]
+        rows = pd.concat(frames, ignore_index=True) if frames else others
         if len(frames) > 1:
             rows = rows.sort_values("file", kind="stable", ignore_index=True)
         return Loaded(rows, self.problems)
@@ -137,9 +141,8 @@ class _Reader:
         rows, remarks = _parse_rows(data, self.record)
         if remarks:
             self.problems[index] = f"{self._name(index)}: {'; '.join(remarks)}"
-        if rows:
-            files = np.full(len(rows), index, dtype=np.int64)
-            self.frames.append(pd.DataFrame({"file": files, **self._typed(rows)}))
+        self.other_rows += rows
+        self.other_files += [index] * len(rows)
 
     def _name(self, index: int) -> str:
         return self.paths[index].rpartition("/")[2]
@@ -197,19 +200,21 @@ def _number(value: str, name: str, line: int, remarks: list[str]) -> float:
         return math.nan
 
 
-def csv_text(frame: pd.DataFrame, *, digits: int = 12) -> str:
-    """Return a frame as CSV: missing values are empty cells; texts that start like a formula are escaped.
+def csv_text(columns: Mapping[str, Sequence[Any]], *, digits: int = 12) -> str:
+    """Return columns as CSV: missing values are empty cells; texts that start like a formula are escaped.
 
     ``digits`` is the number of significant digits.
     """
-    safe = frame.copy()
-    for name in frame.columns:
-        if pd.api.types.is_object_dtype(frame[name]) or pd.api.types.is_string_dtype(frame[name]):
-            safe[name] = pd.Series([_safe(value) for value in frame[name]], index=frame.index, dtype=object)
-    return str(safe.to_csv(index=False, float_format=f"%.{digits}g", lineterminator="\n"))
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*([_cell(one, digits) for one in own] for own in columns.values()), strict=True))
+    return target.getvalue()
 
 
-def _safe(value: Any) -> Any:
+def _cell(value: Any, digits: int) -> Any:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.{digits}g}"
     if not isinstance(value, str):
         return value
     text = clean(value)

@@ -9,8 +9,6 @@ from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
-import pandas as pd
-
 from analysis.data.environment import TRANSPORT, fact_title, facts_of_run
 from analysis.data.load import Study
 from analysis.text import clean, one_line
@@ -209,7 +207,8 @@ def _scalar(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else one_line(value, limit=120)
 
 
-def difference_rows(found: Sequence[Difference]) -> pd.DataFrame:
-    """Return what-differs.csv: one row per value of a quantity."""
+def difference_rows(found: Sequence[Difference]) -> dict[str, list[Any]]:
+    """Return the columns of what-differs.csv: one row per value of a quantity."""
     rows = [(one.name, one.kind, one.planned, *value) for one in found for value in one.sides[0]]
-    return pd.DataFrame(rows, columns=["quantity", "kind", "planned", "value", "runs", "cells"])
+    names = ("quantity", "kind", "planned", "value", "runs", "cells")
+    return {name: [row[place] for row in rows] for place, name in enumerate(names)}

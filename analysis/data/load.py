@@ -55,13 +55,17 @@ class RankOfRun(RankRow):
 
 @dataclass(frozen=True)
 class TableSource:
-    """A table measured elsewhere: name and text of its file, its number of rows, ``--mode`` and ``--map``."""
+    """A table measured elsewhere: name and text of its file, its number of rows, ``--mode`` and ``--map``.
+
+    ``settings`` are the sizes, batches and values that distinguish series of each cell, by cell_id.
+    """
 
     name: str
     text: str
     rows: int
     mode: str | None
     names: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from analysis.stats.scaling import GUIDE
 from analysis.text import heading, one_line
 from bench.study.ledger import RunState
 from ddp_scaling_bench.finding import messages
-from ddp_scaling_bench.units import MISSING, count, known, listed, number, percent
+from ddp_scaling_bench.units import MISSING, count, known, listed, number, percent, short_percent
 
 MAX_SERIES = 4
 #: A table shows at most as many sizes, and of each series at least so many; the others are folded.
@@ -31,6 +31,8 @@ _MAX_NAMED = 3
 _WAITING = (RunState.PLANNED, RunState.QUEUED, RunState.RUNNING)
 #: Verdicts whose reason is the largest loss.
 _EXPLAINED = (VerdictKind.INEFFICIENT, VerdictKind.AT_THE_GUIDE, VerdictKind.CANNOT_TELL)
+#: Verdicts that the answer names for sizes smaller than the recommended one, too.
+_RULED_OUT = (VerdictKind.INEFFICIENT, VerdictKind.NO_RESULT, VerdictKind.NOT_VALID)
 #: Sizes of which the runs show that they are not efficient.
 _NOT_EFFICIENT = (VerdictKind.INEFFICIENT, VerdictKind.AT_THE_GUIDE)
 #: A smaller loss without a named cause, a share of the step, is mostly noise.
@@ -52,6 +54,7 @@ class SizeRow:
     over_smaller: str
     cost: str
     loss: str
+    of_itself: str
     folded: bool
 
 
@@ -108,7 +111,8 @@ def decisions(results: Results) -> list[Decision]:
         hidden = {row.series for row in rows} - {row.series for own in shown.values() for row in own}
         labels, shared = short_labels(results.parts, shown)
         alone = list(labels.values()) if len(shown) == 1 else []
-        few = [f"{len(shown)} of {len(shown) + len(hidden)} series"] if hidden else []
+        number = f"{len(shown)} of {len(shown) + len(hidden)} series"
+        few = [f"{number}, {WORDS['decision']['others']}"] if hidden else []
         groups = {
             name: [_size_row(row, results, on_gpus=on_gpus, folded=row.place not in kept) for row in own]
             for name, own in shown.items()
@@ -179,6 +183,7 @@ def _size_row(row: ScalingRow, results: Results, *, on_gpus: bool, folded: bool)
         over_smaller=_over_smaller(row),
         cost=number(hours_per_million(row, on_gpus=on_gpus), digits=3),
         loss=_with_share(title, share),
+        of_itself=WORDS["decision"]["of_itself"] if row.is_base and known(share) else "",
         folded=folded,
     )
 
@@ -221,8 +226,13 @@ def _few_runs(verdict: Verdict, row: ScalingRow) -> str:
     fewest = min(row, reference, key=lambda one: one.n)
     runs = "single run" if fewest.n == 1 else count(fewest.n, "run")
     of_other = "" if fewest is row else f" of {ranks(fewest)}"
-    clear = verdict.judged and verdict.judged.efficiency < GUIDE * (1 - AT_GUIDE)
-    return f"{runs}{of_other}, {WORDS['verdicts'][verdict.kind]}{f', below {GUIDE}' if clear else ''}"
+    judged = verdict.judged
+    if judged and known(judged.spread):
+        sure = f"{efficiency_text(judged)}, {probability_text(judged.p)}"
+        return f"{runs}{of_other}, {sure} with a stated spread of {short_percent(math.expm1(judged.spread))}"
+    clear = judged and judged.efficiency < GUIDE * (1 - AT_GUIDE)
+    text = f"{runs}{of_other}, {WORDS['verdicts'][verdict.kind]}"
+    return f"below {GUIDE} so far ({text})" if clear else text
 
 
 def _lacking(row: ScalingRow, runs: Sequence[RunRow]) -> str:
@@ -247,9 +257,9 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
     wrong = [f"{outcome_text(name)} ({_sizes(own, results)})" for name, own in largest]
     if several := len(wrong) > 1:
         wrong = [f"{len(own):,} {text}" for (_, own), text in zip(largest, wrong, strict=True)]
-    none = "no run so far" if waiting else "no run" if warned or repeated else "nothing"
+    none = "no run failed so far" if waiting else "no run failed" if warned or repeated else "nothing"
     bad = f"{len(runs) - counted - len(waiting):,} of {total}{':' * several} {wrong[0]}" if wrong else ""
-    found = [bad or f"{none}: {counted:,} of {total} completed and counted", *wrong[1:_MAX_NAMED]]
+    found = [bad or none, *wrong[1:_MAX_NAMED]]
     found += [f"{len(wrong) - _MAX_NAMED} more"] if len(wrong) > _MAX_NAMED else []
     found += [f"{len(waiting):,} not run yet ({_sizes(waiting, results)})"] if waiting else []
     found += [f"{count(repeated, 'attempt')} repeated"] if repeated else []
@@ -291,7 +301,7 @@ def _fastest(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> str
     best = [(row, label) for label, rows in shown.items() for row in rows if chosen[row.place].recommended]
     if len(best) < 2:
         return ""
-    row, label = max(best, key=lambda one: one[0].throughput_samples_per_sec)
+    row, label = max(best, key=lambda one: one[0].rate)
     return f"{label}, {with_layout(row)}, efficiency {_judged(chosen[row.place], row)}"
 
 
@@ -301,14 +311,6 @@ def _size(row: ScalingRow) -> str:
 
 def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> list[ScalingRow]:
     return [row for row in rows if results.verdicts[row.place].kind in kinds]
-
-
-def _open(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) -> list[ScalingRow]:
-    """Return the sizes with these verdicts that are not among, or beyond, inefficient sizes at the end."""
-    judged = [row for row in rows if results.verdicts[row.place].judged]
-    other = [row.gpus for row in judged if results.verdicts[row.place].kind is not VerdictKind.INEFFICIENT]
-    tail = min((row.gpus for row in judged if row.gpus > max(other, default=0)), default=math.inf)
-    return [row for row in _of_kind(rows, results, *kinds) if row.gpus < tail]
 
 
 def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
@@ -340,10 +342,10 @@ def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:
 
 
 def _others(rows: Sequence[ScalingRow], results: Results, recommended: int) -> str:
-    """Return the verdicts on sizes beyond ``recommended`` ranks, and on inefficient smaller ones."""
+    """Return the verdicts on sizes beyond ``recommended`` ranks, and on smaller ones that are no choice."""
     told = (VerdictKind.BASELINE, VerdictKind.NO_ADVICE)
-    inefficient = _of_kind(rows, results, VerdictKind.INEFFICIENT)
-    about = [row for row in rows if row.gpus > recommended or row in inefficient]
+    ruled_out = _of_kind(rows, results, *_RULED_OUT)
+    about = [row for row in rows if row.gpus > recommended or row in ruled_out]
     groups = grouped(
         (row for row in about if results.verdicts[row.place].kind not in told),
         lambda row: _short_verdict(results.verdicts[row.place], row),
@@ -354,7 +356,7 @@ def _others(rows: Sequence[ScalingRow], results: Results, recommended: int) -> s
 def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
     """Return the efficiency of the only one of these sizes, or the loss of the first one, in parentheses."""
     verdict, loss = results.verdicts[rows[0].place], _loss(rows[0], results)
-    is_known = len(rows) == 1 and known(verdict.p)
+    is_known = len(rows) == 1 and known(verdict.p) and verdict.kind is not VerdictKind.FEW_RUNS
     parts = [_judged(verdict, rows[0]), probability_text(verdict.p)] if is_known else []
     at = f" at {_size(rows[0])}" if len(rows) > 1 else ""
     parts += [f"lost: {loss}{at}"] if loss and verdict.kind in _EXPLAINED else []
@@ -393,10 +395,6 @@ def _beware(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> s
 def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> str:
     """Return why verdicts are missing, and (of one series) what would settle them."""
     found = []
-    for kind in (VerdictKind.NOT_VALID, VerdictKind.NO_RESULT):
-        if own := _open(rows, results, kind):
-            sizes = listed([_size(row) for row in own], limit=_MAX_NAMED)
-            found.append(f"{sizes if len(own) < len(rows) else 'all sizes'}: {WORDS['verdicts'][kind]}")
     undecided = _of_kind(rows, results, VerdictKind.CANNOT_TELL, VerdictKind.FEW_RUNS)
     if undecided and not several:
         few = len(_of_kind(undecided, results, VerdictKind.FEW_RUNS))
@@ -412,7 +410,7 @@ def _unknown(rows: Sequence[ScalingRow], results: Results, *, several: bool) -> 
         found += [f"whether {_named(own)} reach {GUIDE}: {text}" for text, own in texts.items()][:_MAX_NAMED]
     unjudged = [row for row in _of_kind(rows, results, VerdictKind.NO_ADVICE) if row.facts]
     for reason, own in grouped(unjudged, lambda row: one_line(row.facts[-1].message, limit=300)).items():
-        found.append(f"{listed([_size(row) for row in own], limit=_MAX_NAMED)}: {reason}")
+        found.append(f"{_named(own)}: {reason}")
     return "; ".join(dict.fromkeys(found))
 
 

@@ -38,7 +38,7 @@ from bench.matrix.cell import Cell, shown_command
 from bench.matrix.document import shown_text
 from bench.study.found import read_findings
 from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.units import MISSING, count, listed
+from ddp_scaling_bench.units import MISSING, count, known, listed
 from ddp_scaling_bench.variables import shown_settings
 
 MAX_MATRIX_CHARACTERS = 100_000
@@ -78,6 +78,7 @@ def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any
         "name": study.name,
         "what": what_was_measured(results) if results.rows else "",
         "lead": _lead(results),
+        "has_efficiency": any(known(row.efficiency) for row in results.rows),
         "errors": Table("validity", WORDS["columns"]["findings"], [*map(_finding_row, errors)]),
         "found": f"{count(len(errors), 'error')}: {', '.join(map(heading, errors))}",
         "decisions": [
@@ -134,8 +135,8 @@ def _checks(checks: Sequence[Check]) -> str:
     passed = [f"{sum(check.passed for check in checks)} of {len(checks)} passed"] if checks else []
     if found := [WORDS["checks"][check.name] for check in checks if check.findings]:
         passed.append(f"findings about {listed(found, limit=3)}")
-    if missing := sum(check.missing for check in checks):
-        passed.append(f"{missing} not possible")
+    if missing := [WORDS["checks"][check.name] for check in checks if check.missing]:
+        passed.append(f"{len(missing)} not possible ({listed(missing, limit=4)})")
     return "; ".join(passed)
 
 
@@ -159,13 +160,14 @@ def what_was_measured(results: Results) -> str:
     where = [facts.get("device_name", ""), f"partition {partition}" if partition else ""]
     versions = [f"{fact_title(name)} {facts[name]}" for name in _VERSIONS if facts.get(name)]
     backends, runs = sorted({row.backend for row in results.rows}), results.frames.runs
+    counts = [run.measured and run.cell_id not in results.invalid for run in runs]
     times = sorted(time for run in runs for time in (run.started_at, run.ended_at) if time)
     days = " to ".join(dict.fromkeys(f"{time:%Y-%m-%d}" for time in (*times[:1], *times[-1:])))
     parts = (
         (_program(study), f" ({details})" if details else "", f" on {span}"),
         (" of " if facts.get("device_name") else ", ", ", ".join(filter(None, where))) if any(where) else (),
         (", with ", listed([*versions, *backends])),
-        (f"; {sum(run.measured for run in runs):,} of {count(len(runs), 'run')} counted",),
+        (f"; {sum(counts):,} of {count(len(runs), 'run')} count{'s' * (sum(counts) == 1)}",),
         (f", {days}" if days else "",),
     )
     return "".join(text for part in parts for text in part) + "."
@@ -197,13 +199,15 @@ def _finding_row(finding: Finding, severity: str = "", where: str = "") -> tuple
 
 
 def _tables(results: Results) -> Iterator[Table]:
-    """Yield the tables of findings, settings and strategies."""
+    """Yield the tables of findings, targets, settings and strategies."""
     own = [fact for fact in results.assessment.findings if fact.severity != "error"]
     of_runs = [_finding_row(one, where=count(len(runs), "run")) for one, runs in results.environment.warnings]
     anomalies = [_finding_row(fact, "anomaly") for fact in results.assessment.anomalies]
     remarks = [("remark", "", "", one_line(text, limit=500), "") for text in results.study.remarks]
     found = [*map(_finding_row, own), *anomalies, *of_runs, *remarks]
     yield Table("findings", WORDS["columns"]["findings"], found)
+    targets = [(one.target, one.cell_id, one.verdict, one.value, one.reason) for one in results.target_rows]
+    yield Table("targets", WORDS["columns"]["targets"], targets, files=["targets.csv"])
     yield Table("settings", SETTING_HEADINGS, [row.texts() for row in results.settings])
     rows = results.strategies()
     # The label of a row names what the other rows differ in.

@@ -18,10 +18,11 @@ from typing import Any
 from analysis.data.columns import ScalingRow, by_series, first_of_cells, three_digits
 from analysis.data.environment import describe
 from analysis.data.names import job_size, nodes_known
-from analysis.decide import VerdictKind, efficiency_text
+from analysis.decide import Choice, Judged, VerdictKind, decide, efficiency_text
 from analysis.report.decision import main_loss
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.scaling import efficiency_figure
+from analysis.report.profile import Profile
 from analysis.report.results import Results
 from analysis.report.tables import TextTable, text_table
 from analysis.report.what_was_run import Executed, what_was_run
@@ -57,10 +58,11 @@ _LONG = 2
 _MOST_MISSING = 6
 #: Values of a finding that are left out: times of disturbances, lists of runs, and messages of a job.
 _DETAILS = {"start", "end", "runs", "reason"}
-_GUIDE = (
-    f"The guide for the efficiency is {GUIDE}, which the POP Centre of Excellence (Performance Optimisation "
+_POP = (
+    "The guide for the efficiency is {guide}, which the POP Centre of Excellence (Performance Optimisation "
     "and Productivity, co-design.pop-coe.eu/metrics) regards as acceptable for its own efficiency metrics."
 )
+_OF_CENTRE = "The guide for the efficiency is {guide}, the least that {title} asks for (rules of {date})."
 _NOT_COMPARED = "No two sizes can be compared with each other, so there is no speedup and no efficiency."
 _REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
 #: Cells in the text of a finding that are not in the tables.
@@ -68,10 +70,10 @@ _OTHERS = "others not in the table"
 #: What the verdict on a size that is not recommended means for its efficiency.
 _VERDICTS = {
     VerdictKind.EFFICIENT: "but it is not faster than each smaller size",
-    VerdictKind.AT_THE_GUIDE: f"which is {GUIDE} within 5 %",
-    VerdictKind.INEFFICIENT: f"which is below {GUIDE}",
+    VerdictKind.AT_THE_GUIDE: "which is {guide} within 5 %",
+    VerdictKind.INEFFICIENT: "which is below {guide}",
 }
-_CANNOT_TELL = f"and the runs cannot tell whether this is at least {GUIDE}"
+_CANNOT_TELL = "and the runs cannot tell whether this is at least {guide}"
 #: By :attr:`Executed.kind`: what the time of a training does not include, and what is not known of a command.
 _LEFT_OUT = {
     "average": "queue waits and work outside the reported rate",
@@ -93,13 +95,21 @@ class Request:
     """What a proposal asks for: time for ``trainings`` of ``epochs`` epochs with ``samples`` each.
 
     ``series`` is the one whose recommended size is requested, see :func:`choose_series`. Without ``samples``,
-    the training is an example.
+    the training is an example. ``profile`` is what a centre asks for, and ``target_size`` the largest job in
+    production, in the form of :func:`analysis.stats.scaling.with_baseline`.
     """
 
     series: str = ""
     samples: int | None = None
     epochs: int = 1
     trainings: int = 1
+    profile: Profile | None = None
+    target_size: str = ""
+
+    @property
+    def guide(self) -> float:
+        """The least efficiency of a recommended size."""
+        return self.profile.threshold if self.profile else GUIDE
 
     @property
     def total(self) -> int:
@@ -107,15 +117,16 @@ class Request:
         return (self.samples or _EXAMPLE) * self.epochs
 
 
-def choose_series(results: Results, wanted: str = "") -> tuple[str, str]:
+def choose_series(results: Results, choices: Mapping[str, Choice], wanted: str = "") -> tuple[str, str]:
     """Return the series that a proposal is based on, and why; empty if no series has several sizes.
 
-    ``wanted`` is the name of a series, or parts of it that no other series has (``weak, precision bf16``).
+    ``choices`` are the verdicts on all series. ``wanted`` is the name of a series, or parts of it that no
+    other series has (``weak, precision bf16``).
 
     Raises:
         BenchError: there is no such series.
     """
-    scaled = _scaled(results)
+    scaled = _scaled(results, choices)
     if wanted:
         parts = {part.strip().casefold() for part in wanted.split(",")}
         alike = [name for name in scaled if name == wanted or parts <= _words(results, name)]
@@ -125,7 +136,7 @@ def choose_series(results: Results, wanted: str = "") -> tuple[str, str]:
         raise BenchError(
             f"--series {wanted!r} {what}", remedy=f"give one of {names(alike or scaled, limit=3)}"
         )
-    best = {name: row for name in scaled if (row := results.choices[name].best)}
+    best = {name: row for name in scaled if (row := choices[name].best)}
     if best:
         alone = "it is the only one with a recommended size"
         several = "it has the highest throughput of those with a recommended size"
@@ -135,13 +146,13 @@ def choose_series(results: Results, wanted: str = "") -> tuple[str, str]:
     return max(scaled, key=lambda name: _merit(results, scaled[name]), default=""), why
 
 
-def _scaled(results: Results) -> dict[str, list[ScalingRow]]:
+def _scaled(results: Results, choices: Mapping[str, Choice]) -> dict[str, list[ScalingRow]]:
     """Return the rows with an efficiency of each series that has several such sizes, or a recommended one."""
     rows = by_series(row for row in results.rows if known(row.efficiency))
     return {
         name: sorted(own, key=lambda row: (row.gpus, row.nodes))
         for name, own in rows.items()
-        if len({row.gpus for row in own}) > 1 or results.choices[name].best
+        if len({row.gpus for row in own}) > 1 or choices[name].best
     }
 
 
@@ -174,25 +185,29 @@ class Proposal:
         series: the rows of the series that the request is based on and, if there is one, of the series of the
             other scaling mode with the same settings; none if no series can be described.
         reason: why it is this series; empty if there is no other.
+        choices: the verdicts on the sizes of each series by the guide of the request.
     """
 
     results: Results
     asked: Request
     series: Sequence[Sequence[ScalingRow]]
     reason: str
+    choices: Mapping[str, Choice]
 
     @staticmethod
     def of(results: Results, request: Request) -> Proposal:
         """Choose the series of a proposal; raises BenchError if the requested one does not exist."""
-        name, reason = choose_series(results, request.series)
-        scaled = _scaled(results)
+        rows, guide = by_series(results.rows), request.guide
+        choices = {one: decide(own, invalid=results.invalid, guide=guide) for one, own in rows.items()}
+        name, reason = choose_series(results, choices, request.series)
+        scaled = _scaled(results, choices)
         chosen = [scaled[name]] if name else []
         settings = {one: {**results.parts.get(one, {}), "mode": "", "batch": ""} for one in scaled}
         alike = [own for one, own in scaled.items() if settings[one] == settings[name]]
         others = [own for own in alike if own[0].mode != chosen[0][0].mode]
         chosen += sorted(others, key=lambda rows: _merit(results, rows))[-1:]
-        several = len(by_series(results.rows)) > 1 and bool(name)
-        return Proposal(results, request, chosen, reason * several)
+        several = len(rows) > 1 and bool(name)
+        return Proposal(results, request, chosen, reason * several, choices)
 
     @property
     def name(self) -> str:
@@ -201,13 +216,14 @@ class Proposal:
 
     def figure(self) -> Drawing | None:
         """Draw the efficiencies of the series that the request is based on."""
-        return efficiency_figure(self.results, self.series[0]) if self.series else None
+        guide = self.asked.guide
+        return efficiency_figure(self.results, self.series[0], guide=guide) if self.series else None
 
     def context(self, figure: Drawing | None = None) -> dict[str, Any]:
         """Return the values of proposal.md.j2 and proposal.tex.j2; texts are not escaped."""
         ids = {run.run_id for run in self.executed.runs}
         envs = {name: env for name, env in self.results.environment.envs.items() if name in ids}
-        method = [*what_was_run(self.executed, describe(envs)), _GUIDE if self.series else _NOT_COMPARED]
+        method = [*what_was_run(self.executed, describe(envs)), self._guide_text()]
         requested = self.row if self.row and known(_rates(self.row)[0]) and not self.error else None
         request = list(self.request(requested)) if requested else []
         limits = [*(limit.text for limit in self.findings), *self.limits(requested)]
@@ -223,6 +239,15 @@ class Proposal:
             "request_caption": _REQUEST,
             "limits": [(_letter(place), text) for place, text in enumerate(limits)],
         }
+
+    def _guide_text(self) -> str:
+        """Return a sentence about the guide."""
+        if not self.series:
+            return _NOT_COMPARED
+        profile, guide = self.asked.profile, self.asked.guide
+        if profile is None or guide == GUIDE:
+            return _POP.format(guide=guide)
+        return _OF_CENTRE.format(guide=guide, title=profile.title, date=profile.date)
 
     @cached_property
     def shown(self) -> list[ScalingRow]:
@@ -244,7 +269,17 @@ class Proposal:
         """The requested size: the recommended one, or else the baseline."""
         if not self.series:
             return None
-        return self.results.choices[self.name].best or self.series[0][-1].base
+        return self.choices[self.name].best or self.series[0][-1].base
+
+    def other_size(self) -> str:
+        """Return the requested size, and whether the page recommends another one."""
+        if self.row is None:
+            return "no size is requested"
+        best, own = self.results.choices[self.name].best, self.choices[self.name].best
+        page = "the same" if best is own else self.size(best) if best else "no size beyond the baseline"
+        return (
+            f"requested by {self.asked.guide}: {self.size(self.row)}; the page recommends by {GUIDE}: {page}"
+        )
 
     @property
     def error(self) -> Finding | None:
@@ -254,6 +289,10 @@ class Proposal:
     def size(self, row: ScalingRow) -> str:
         """Return a size as ``8 GPUs on 2 nodes``."""
         return job_size(row, self.results.device)
+
+    def efficiency(self, one: ScalingRow | Judged) -> str:
+        """Return an efficiency with its interval."""
+        return efficiency_text(one, guide=self.asked.guide)
 
     # -- measurements -----------------------------------------------------------------
 
@@ -266,7 +305,8 @@ class Proposal:
 
     def _section(self, title: str, text: str, rows: Sequence[ScalingRow]) -> dict[str, Any]:
         limits = [self._letters(row) for row in rows]
-        table = text_table(rows, self.results.titles, device=self.results.device, limits=limits)
+        titles, device = self.results.titles, self.results.device
+        table = text_table(rows, titles, device=device, limits=limits, guide=self.asked.guide)
         return {"title": title, "text": text, "table": table, "caption": " ".join(table.notes)}
 
     def _letters(self, row: ScalingRow) -> str:
@@ -280,7 +320,7 @@ class Proposal:
 
     def conclusions(self, rows: Sequence[ScalingRow]) -> Iterator[str]:
         """Yield what the runs of a series say about its sizes; of the first series, also the request."""
-        choice, is_request = self.results.choices[rows[0].series], rows is self.series[0]
+        choice, is_request = self.choices[rows[0].series], rows is self.series[0]
         base, best = rows[-1].base or rows[-1], choice.best
         if is_request and self.reason:
             yield f"The request is based on this series ({self.results.titles[self.name]}): {self.reason}."
@@ -289,16 +329,17 @@ class Proposal:
             of = judged.reference if judged and judged.reference is not best.base else None
             what = f"The {'requested' if is_request else 'recommended'} job size is {self.size(best)}"
             relative = f" relative to {self.size(of)}" if of else ""
-            yield f"{what}, with an efficiency of {efficiency_text(judged or best)}{relative}."
+            yield f"{what}, with an efficiency of {self.efficiency(judged or best)}{relative}."
             yield (
-                f"It is the largest measured size whose whole interval is at least {GUIDE} and that is "
-                f"faster than each smaller size.{self._loss(best)}"
+                f"It is the largest measured size whose whole interval is at least {self.asked.guide} and "
+                f"that is faster than each smaller size.{self._loss(best)}"
             )
         elif is_request and self.error:
             yield f"No size is requested: the values of the baseline are not valid ({heading(self.error)})."
         else:
             request = f" The request is for the baseline, {self.size(base)}." * is_request
-            yield f"No size beyond the baseline is shown to have an efficiency of at least {GUIDE}.{request}"
+            guide = self.asked.guide
+            yield f"No size beyond the baseline is shown to have an efficiency of at least {guide}.{request}"
         larger = [row for row in rows if row.gpus > (best or base).gpus]
         if larger:
             # Without a recommended size, the one that comes closest to the guide is of interest.
@@ -317,9 +358,10 @@ class Proposal:
         times = (
             f"{three_digits(gain)} times the throughput of {self.size(chosen)} and " if known(gain) else ""
         )
-        verdict = _VERDICTS.get(self.results.verdicts[row.place].kind, _CANNOT_TELL)
+        kind = self.choices[row.series].verdicts[row.place].kind
+        verdict = _VERDICTS.get(kind, _CANNOT_TELL).format(guide=self.asked.guide)
         return (
-            f"The {which} size, {self.size(row)}, has {times}an efficiency of {efficiency_text(row)}, "
+            f"The {which} size, {self.size(row)}, has {times}an efficiency of {self.efficiency(row)}, "
             f"{verdict}."
             f"{self._loss(row)}"
         )
@@ -365,6 +407,14 @@ class Proposal:
         for name, _, times in units:
             total = [asked.trainings * (1 + share) * times * time_s / 3600 for time_s in times_s]
             yield f"Total {name}", _with_range(total, three_digits), formula
+
+    def total_hours(self, row: ScalingRow) -> dict[str, float]:
+        """Return the hours of all trainings of a size with the reserve, by ``gpu``, ``rank`` and ``node``."""
+        tried = None if self.executed.study.table else cell_success(self.executed.study)[row.cell_id]
+        attempts = 1 + reserve(tried.completed / tried.attempted) if tried else 1.0
+        hours = attempts * self.asked.trainings * self.asked.total / row.throughput_samples_per_sec / 3600
+        nodes = {"node": hours * row.nodes} if nodes_known(row) else {}
+        return {self.results.device.lower(): hours * row.gpus, **nodes}
 
     # -- limits -----------------------------------------------------------------------
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from analysis.causes.cells import CauseRow, CellDivision
 from analysis.causes.claims import RunEvidence, clocks_of
@@ -27,22 +29,36 @@ from analysis.report.words import mode_title
 from analysis.stats.attempts import all_attempts
 from analysis.stats.measured import Measured, measure
 from analysis.stats.scaling import two_axes
+from analysis.targets import TargetRow, judge_targets, planned_targets
 from ddp_scaling_bench.finding import Finding
 
 
 @dataclass(frozen=True)
 class Results:
-    """A study, its measurements, and its scaling table ``rows``."""
+    """A study, its measurements, and its scaling table ``rows``.
+
+    ``targets`` replace those of the plan, if they are given. ``spread`` is stated, see
+    :func:`analysis.decide.decide`.
+    """
 
     study: Study
     frames: Measured
     rows: Sequence[ScalingRow]
+    targets: Sequence[Any] | None = None
+    spread: float = math.nan
 
     @staticmethod
-    def of(study: Study, *, baseline: str | None = None, include_disturbed: bool = False) -> Results:
+    def of(
+        study: Study,
+        *,
+        baseline: str | None = None,
+        include_disturbed: bool = False,
+        targets: Sequence[Any] | None = None,
+        spread: float = math.nan,
+    ) -> Results:
         """Measure a study and compute its scaling table."""
         frames = measure(study, include_disturbed=include_disturbed)
-        return Results(study, frames, scaling_table(frames, baseline=baseline))
+        return Results(study, frames, scaling_table(frames, baseline=baseline), targets, spread)
 
     @cached_property
     def environment(self) -> Environment:
@@ -53,6 +69,12 @@ class Results:
     def assessment(self) -> Assessment:
         """What limits the validity of the numbers."""
         return assess(self.study, self.frames, self.rows, self.environment)
+
+    @cached_property
+    def target_rows(self) -> list[TargetRow]:
+        """The verdicts on the targets."""
+        targets = planned_targets(self.study) if self.targets is None else self.targets
+        return judge_targets(targets, self.study, self.frames, self.rows, invalid=self.invalid)
 
     @property
     def invalid(self) -> Invalid:
@@ -71,7 +93,7 @@ class Results:
     @cached_property
     def choices(self) -> dict[str, Choice]:
         """The verdicts and the recommended size of each series."""
-        return decide_all(self.rows, invalid=self.invalid)
+        return decide_all(self.rows, invalid=self.invalid, spread=self.spread)
 
     @cached_property
     def parts(self) -> dict[str, dict[str, str]]:
@@ -151,8 +173,6 @@ class Results:
     @cached_property
     def settings(self) -> list[SettingRow]:
         """The verdicts on the swept settings."""
-        if self.study.table:
-            return []
         return setting_rows(self.study, self.frames, self.assessment)
 
     def strategies(self, comparison: Comparison | None = None) -> list[StrategyRow]:

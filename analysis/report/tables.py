@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import zip_longest
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, get_type_hints
-
-import pandas as pd
 
 from analysis.causes.cells import CauseRow
 from analysis.data.columns import (
@@ -24,22 +22,18 @@ from analysis.data.columns import (
     columns_of,
     distinct,
     grouped,
+    table_of,
 )
 from analysis.data.csv_files import csv_text
 from analysis.data.names import job_size, nodes_known
 from analysis.decide import efficiency_text
 from analysis.report.words import WORDS
 from analysis.stats.rates import RATES, SAMPLES, RateUnit, rate_unit
+from analysis.stats.scaling import GUIDE
 from analysis.text import markdown, markdown_line, one_line
 from bench.study.ledger import RunState
 from ddp_scaling_bench.finding import messages
-from ddp_scaling_bench.units import (
-    MISSING,
-    capital,
-    known,
-    listed,
-    number,
-)
+from ddp_scaling_bench.units import MISSING, capital, known, listed, number
 
 #: A LaTeX table with more rows is a longtable.
 _PAGE_ROWS = 40
@@ -98,7 +92,7 @@ def _printable(letter: str) -> bool:
 
 def csv_table(table: Sequence[ScalingRow]) -> str:
     """Return the scaling table as CSV; a value that was not measured is an empty cell."""
-    return csv_text(pd.DataFrame({name: [_value(row, name) for row in table] for name in PUBLISHED}))
+    return csv_text({name: [_value(row, name) for row in table] for name in PUBLISHED})
 
 
 #: The columns of report/runs.csv; `allocation_id` is the job: runs of one job ran on the same nodes, one
@@ -120,28 +114,21 @@ def runs_csv(attempts: Sequence[RunRow]) -> str:
         "step_time_sec": lambda run: math.nan if run.other_batch else run.step_time_sec,
         "disturbed": lambda run: messages(run.disturbed or ()),
     }
-    frame = pd.DataFrame(
-        {name: [(own.get(name) or attrgetter(name))(run) for run in attempts] for name in _RUNS_COLUMNS}
-    )
-    return csv_text(frame.astype({"attempt": "Int64", "exit_code": "Int64"}))
+    return csv_text({name: [*map(own.get(name) or attrgetter(name), attempts)] for name in _RUNS_COLUMNS})
 
 
 def _time_text(time: datetime | None) -> str | None:
-    return f"{time:%Y-%m-%dT%H:%M:%S.%fZ}" if time else None
+    return time.isoformat(timespec="microseconds").replace("+00:00", "Z") if time else None
 
 
-def causes_frame(causes: Iterable[CauseRow]) -> pd.DataFrame:
-    """Return causes.csv: the rows of the divided losses with evidence and remedy in words.
+def causes_csv(causes: Sequence[CauseRow]) -> str:
+    """Return the divided losses as CSV, with evidence and remedy in words.
 
     Shares are fractions of the cell's step time; those of a cell add up to its loss. ``share`` is empty for a
     cause whose time is not known. ``run_id`` is a run that shows the cause.
     """
-    rows = [
-        {name: getattr(one, name) for name in CAUSE_COLUMNS[:-2]}
-        | {"cause": one.cause, "evidence": messages(one.evidence), "remedy": one.remedy}
-        for one in causes
-    ]
-    return pd.DataFrame(rows, columns=list(CAUSE_COLUMNS)).astype({"rank": "Int64"})
+    evidence = [messages(one.evidence) for one in causes]
+    return csv_text(table_of(causes, CAUSE_COLUMNS) | {"evidence": evidence}, digits=6)
 
 
 def shown_columns(view: str, *, unit: RateUnit = SAMPLES) -> dict[str, Column]:
@@ -170,17 +157,23 @@ class TextTable(NamedTuple):
 
 
 def text_table(
-    rows: Sequence[ScalingRow], titles: Mapping[str, str], *, device: str = "rank", limits: Sequence[str] = ()
+    rows: Sequence[ScalingRow],
+    titles: Mapping[str, str],
+    *,
+    device: str = "rank",
+    limits: Sequence[str] = (),
+    guide: float = GUIDE,
 ) -> TextTable:
     """Return the columns in which rows differ, as texts; what they share is in the notes.
 
     ``titles`` are those of the series. They state a constant batch, so only rows without a scaling mode have
     a column of it. ``device``, ``rank`` or ``GPU``, is what is counted. ``limits`` are letters of each row.
+    No efficiency is rounded to the ``guide``.
     """
     unit = rate_unit(rows)
     columns, in_unit = shown_columns(TEXT, unit=unit), unit.rows(rows)
     texts = {name: [column.form(_value(row, name)) for row in in_unit] for name, column in columns.items()}
-    texts["efficiency"] = [*map(efficiency_text, rows)]
+    texts["efficiency"] = [efficiency_text(row, guide=guide) for row in rows]
     runs = zip_longest(texts.pop("n"), limits, fillvalue="")
     texts["n"] = [f"{n} ({letters})" if letters else n for n, letters in runs]  # the last column
     if all(row.mode for row in rows):
@@ -264,14 +257,12 @@ def latex_table(table: TextTable) -> str:
     kind = "longtable" if sum(len(rows) for _, rows in table.series) > _PAGE_ROWS else "tabular"
     notes = [latex(note) + r"\par" for note in table.notes]
     head = "% needs \\usepackage{booktabs,longtable,textcomp}"
-    return "\n".join([head, latex_rows(table, kind=kind), "", *notes]) + "\n"
+    # It also fits the column of a page with two.
+    rows = rf"{{\footnotesize\setlength{{\tabcolsep}}{{2.5pt}}{latex_rows(table, kind=kind)}}}"
+    return "\n".join([head, rows, "", *notes]) + "\n"
 
 
 # -- the page -------------------------------------------------------------------------
-
-
-def _is_numeric(name: str) -> bool:
-    return get_type_hints(ScalingRow)[name] is not str
 
 
 def page_columns(rows: Sequence[ScalingRow]) -> dict[str, Column]:
@@ -291,12 +282,13 @@ def page_columns(rows: Sequence[ScalingRow]) -> dict[str, Column]:
 
 def cell_columns(columns: Mapping[str, Column]) -> list[dict[str, Any]]:
     """Return ``key, name, help, numeric`` and the CSS class ``level`` of each column of :func:`cell_rows`."""
+    types = get_type_hints(ScalingRow)
     return [
         {
             "key": name,
             "name": column.heading,
             "help": f"{capital(column.meaning)}{', with its 95 % interval' if column.ends else ''}",
-            "numeric": _is_numeric(name),
+            "numeric": types[name] is not str,
             "level": column.level,
         }
         for name, column in columns.items()
@@ -364,10 +356,8 @@ def runs_context(attempts: Sequence[RunRow]) -> dict[str, Any]:
     notable.sort(key=lambda run: run.measured)
     hours = [run.node_hours for run in attempts if known(run.node_hours)]
     lost = sum(run.node_hours for run in attempts if not run.measured and known(run.node_hours))
-    failed, outliers = (
-        sum(run.state == RunState.FAILED for run in attempts),
-        sum(run.outlier for run in attempts),
-    )
+    failed = sum(run.state == RunState.FAILED for run in attempts)
+    outliers = sum(run.outlier for run in attempts)
     facts = {
         "failed": f"{failed:,} of {sum(run.attempt is not None for run in attempts):,}" if repeated else "",
         "lost": f"{number(lost, digits=3)} of {number(sum(hours), digits=3)}" if lost else "",

@@ -18,10 +18,14 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).resolve().parent / "template" / "words.toml").read_text(encoding="utf-8")
 )
 WORDS["decision"] |= {
+    "terms": (
+        f"Efficiency: rate per rank relative to the baseline, with its 95 % interval; {GUIDE} or more is "
+        "efficient. P: the probability of that. Lost: what part of each step costs efficiency."
+    ),
     "rule": (
-        f"P: probability of an efficiency of {GUIDE} or more. Efficient: P is at least 0.975; probably "
-        f"efficient: at least 0.8; below {GUIDE}: at most 0.025. At {GUIDE}: the whole interval is within "
-        "5 % of it. Use it: the largest efficient size that is faster than each smaller one."
+        f"Efficient: P is at least 0.975; probably efficient: at least 0.8; below {GUIDE}: at most 0.025. "
+        f"At {GUIDE}: the whole interval is within 5 % of it. Use it: the largest efficient size that is "
+        "faster than each smaller one."
     ),
 }
 WORDS["verdicts"] |= {"at-the-guide": f"at {GUIDE}", "inefficient": f"below {GUIDE}"}

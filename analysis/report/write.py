@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup
 from markupsafe import escape as escape_html
 
 from analysis.checks.assessment import Assessment
+from analysis.checks.fabric import FabricRow, SweepRow
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.columns import grouped, table_of
 from analysis.data.csv_files import csv_text
@@ -28,9 +32,10 @@ from analysis.report.decision import Decision, decisions
 from analysis.report.figures.drawing import Drawing, is_name, start_drawing
 from analysis.report.page import page_context
 from analysis.report.proposal import Proposal, Request
+from analysis.report.requirements import Missing, check_profile
 from analysis.report.results import Results
 from analysis.report.tables import (
-    causes_frame,
+    causes_csv,
     csv_table,
     latex,
     latex_rows,
@@ -44,6 +49,7 @@ from analysis.report.words import WORDS
 from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
+from analysis.targets import TargetRow, target_lines
 from analysis.text import heading, markdown, message, one_line, plain
 from bench.study.ledger import Record
 from ddp_scaling_bench.errors import BenchError, unwritable
@@ -57,7 +63,7 @@ _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
 #: Files that only some reports have.
-_OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv")
+_OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv", "targets.csv")
 
 
 class Report(NamedTuple):
@@ -67,7 +73,8 @@ class Report(NamedTuple):
     of each size; see :class:`analysis.decide.Verdict`. ``settings`` are those on the swept settings.
     ``of_runs`` are the findings that runs recorded and that no finding about the study replaces, each with
     its runs. ``of_sizes`` are the findings of the decision on each series that has any: a slow baseline, and
-    sizes slower than smaller ones.
+    sizes slower than smaller ones. ``targets`` are the verdicts on the targets, and
+    ``missing`` is what the profile of the proposal asks for and lacks.
     """
 
     page: Path
@@ -77,6 +84,8 @@ class Report(NamedTuple):
     of_runs: Sequence[OfRuns]
     decisions: Sequence[Decision]
     of_sizes: Mapping[str, Sequence[Finding]]
+    targets: Sequence[TargetRow] = ()
+    missing: Sequence[Missing] = ()
 
     @property
     def recommended(self) -> list[dict[str, Any]]:
@@ -118,6 +127,8 @@ class Report(NamedTuple):
         cut; the page has all of it.
         """
         yield from (_line(one, _shortened(one)) for one in self.validity)
+        yield from target_lines(self.targets)
+        yield from map(str, self.missing)
         sizes = [(series, one) for series, own in self.of_sizes.items() for one in own]
         for alike in grouped(sizes, lambda pair: pair[1].kind).values():
             series, first = alike[0]
@@ -149,26 +160,33 @@ def write_report(
     study_path: Path,
     *,
     output: Path | None = None,
+    archive: Path | None = None,
     records: Mapping[str, Record] | None = None,
     baseline: str | None = None,
     proposal: Request | None = None,
     include_disturbed: bool = False,
+    targets: Sequence[Any] | None = None,
+    spread: float = math.nan,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Write ``report/`` of a study, or ``STUDY-report/`` in the folder ``output``.
 
     The files are the page, scaling.csv, scaling.md, scaling.tex, runs.csv, what-differs.csv, and each figure
-    as SVG, PNG and PDF in figures/; with suitable data also axes.csv, causes.csv, sweep.csv, fabric.csv and
-    nodes.csv. Files of an older report are replaced, except for its proposal if no new one is requested.
+    as SVG and PDF in figures/; with suitable data also axes.csv, causes.csv, sweep.csv, fabric.csv,
+    nodes.csv and targets.csv. Files of an older report are replaced, except for its proposal if no new one is
+    requested.
 
     Args:
         study_path: the study's folder; with ``output``, nothing is written there.
         output: the folder in which to create ``STUDY-report/``.
+        archive: the archive from which the study was unpacked.
         records: the present records of the runs, see :func:`analysis.data.load.load_study`.
         baseline: the size or cell that efficiencies refer to, in the form of
             :func:`analysis.stats.scaling.with_baseline`; by default the smallest measured size.
         proposal: what the proposal asks for; by default, proposal.md and proposal.tex are not written.
         include_disturbed: count disturbed runs, too.
+        targets: targets (:class:`bench.matrix.schema.Target`) that replace those of the plan.
+        spread: the stated standard deviation of a run's logarithm, for sizes with fewer than three runs.
         progress: called before each step with a short description of the step.
 
     Raises:
@@ -177,14 +195,28 @@ def write_report(
     """
     say = progress or (lambda step: None)
     say("reading the runs")
-    study = load_study(study_path, records=records)
-    folder, files = study.folder.report, {}
-    if output is not None:
-        folder = output / f"{study_path.resolve().name}-report"
-        files = _source_of(study_path, folder, kind="study")
-    say("computing")
-    results = Results.of(study, baseline=baseline, include_disturbed=include_disturbed)
+    with _no_collection():
+        study = load_study(study_path, records=records)
+        study.folder = replace(study.folder, archive=archive)
+        folder, files = study.folder.report, {}
+        if output is not None:
+            folder = output / f"{study_path.resolve().name}-report"
+            files = _source_of(archive or study_path, folder, kind="study")
+        say("computing")
+        results = Results.of(
+            study, baseline=baseline, include_disturbed=include_disturbed, targets=targets, spread=spread
+        )
     return _report(results, folder, files, say, proposal)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Do not search for cycles of references again and again while records without any are made."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def write_table_report(
@@ -196,6 +228,8 @@ def write_table_report(
     names: Mapping[str, str] | None = None,
     baseline: str | None = None,
     proposal: Request | None = None,
+    targets: Sequence[Any] | None = None,
+    spread: float = math.nan,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Write the report of a table measured elsewhere, ``TABLE-report/`` in the folder ``output``.
@@ -218,7 +252,7 @@ def write_table_report(
     for remark in converted.remarks:
         say(remark)
     say("computing")
-    results = Results(converted.study, converted.shown, converted.scale(baseline=baseline))
+    results = Results(converted.study, converted.shown, converted.scale(baseline=baseline), targets, spread)
     return _report(results, folder, files, say, proposal)
 
 
@@ -254,7 +288,7 @@ def _report(
     say("reading the environment")
     assessment = results.assessment
     verdicts = _verdicts(results)
-    proposal = Proposal.of(results, request) if request else None
+    proposal, missing = Proposal.of(results, request) if request else None, list[Missing]()
     say("drawing")
     finish_drawing = start_drawing(results)
     files |= _tables(results)
@@ -264,7 +298,11 @@ def _report(
     if proposal:
         figure = proposal.figure()
         drawings += [figure] if figure else []
-        context = proposal.context(figure)
+        context = proposal.context(figure) | {"parts": []}
+        if profile := proposal.asked.profile:
+            context["parts"], missing = check_profile(proposal, profile)
+            say(f"profile: {profile.title}, {profile.source} ({profile.date})")
+            say(proposal.other_size())
         files |= render_proposal(context)
         say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
         if proposal.reason:
@@ -275,7 +313,8 @@ def _report(
     page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
     of_sizes = {name: one.findings for name, one in results.choices.items() if one.findings}
     warnings = results.environment.warnings
-    return Report(page, assessment, verdicts, settings, warnings, decisions(results), of_sizes)
+    written = Report(page, assessment, verdicts, settings, warnings, decisions(results), of_sizes)
+    return written._replace(targets=results.target_rows, missing=missing)
 
 
 def _verdicts(results: Results) -> list[dict[str, Any]]:
@@ -289,6 +328,7 @@ def _verdicts(results: Results) -> list[dict[str, Any]]:
             "efficiency": plain(judged.efficiency),
             "efficiency_low": plain(judged.efficiency_low),
             "efficiency_high": plain(judged.efficiency_high),
+            "spread": plain(math.expm1(judged.spread)),
         }
         verdict |= {"more_runs": own.more_runs and [*map(plain, own.more_runs)], "reason": own.reason}
         found.append({"series": row.series, "cell_id": row.cell_id, "gpus": row.gpus, **verdict})
@@ -307,13 +347,15 @@ def _tables(results: Results) -> dict[str, str]:
     if results.sizes:
         files["axes.csv"] = csv_text(table_of(results.sizes, AXES_COLUMNS))
     if results.causes:
-        files["causes.csv"] = csv_text(causes_frame(results.causes), digits=6)
+        files["causes.csv"] = causes_csv(results.causes)
     if not results.study.table:
         files["what-differs.csv"] = csv_text(difference_rows(results.differences))
     # Nine digits resolve microseconds in steps that take seconds.
     if results.sweep:
-        files["sweep.csv"] = csv_text(pd.DataFrame(results.sweep), digits=9)
-        files["fabric.csv"] = csv_text(pd.DataFrame(results.fabric), digits=9)
+        files["sweep.csv"] = csv_text(table_of(results.sweep, SweepRow._fields), digits=9)
+        files["fabric.csv"] = csv_text(table_of(results.fabric, FabricRow._fields), digits=9)
+    if results.target_rows:
+        files["targets.csv"] = csv_text(table_of(results.target_rows, TargetRow._fields))
     if results.ranks is not None:
         files["nodes.csv"] = csv_text(nodes_table(results.ranks), digits=9)
     return files
@@ -381,7 +423,6 @@ def _write(folder: Path, files: dict[str, str], drawings: Sequence[Drawing]) -> 
         figures.mkdir(parents=True, exist_ok=True)
         for drawing in drawings:
             write_atomically(figures / f"{drawing.name}.svg", drawing.svg)
-            (figures / f"{drawing.name}.png").write_bytes(drawing.png)
             (figures / f"{drawing.name}.pdf").write_bytes(drawing.pdf)
         # Delete figures and files of an older report that this one lacks, and keep all other files.
         for file in figures.iterdir():

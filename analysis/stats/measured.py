@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import pandas as pd
+
 from analysis.data.columns import CellRow, Member, RunRow, grouped
 from analysis.data.environment import sampled_envs
 from analysis.data.load import Study
@@ -167,8 +169,22 @@ class Measured:
         return replace(self, runs=runs)
 
 
-def measure(study: Study, *, include_disturbed: bool = False) -> Measured:
-    """Compute the measurements of a study's runs.
+def run_values(epochs: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return the measurements of runs by run_id; ``epochs`` are rows of metrics.csv of any runs."""
+    found: dict[str, dict[str, float]] = {}
+    for values in (run_rates(epochs), run_parts(epochs), run_readings(epochs)):
+        for run_id, own in values.to_dict("index").items():
+            found.setdefault(str(run_id), {}).update({str(name): value for name, value in own.items()})
+    return found
+
+
+def measure(
+    study: Study,
+    *,
+    include_disturbed: bool = False,
+    values: Mapping[str, Mapping[str, float]] | None = None,
+) -> Measured:
+    """Compute the measurements of a study's runs; ``values`` are the results of :func:`run_values`, if known.
 
     A run counts if it completed with a throughput. A disturbed run is left out (see :func:`left_out`), unless
     ``include_disturbed``. ``step_time_sec`` is the time per global batch: the plan's global batch divided by
@@ -176,9 +192,8 @@ def measure(study: Study, *, include_disturbed: bool = False) -> Measured:
     """
     runs, envs = [copy(run) for run in study.runs], sampled_envs(study)
     by_id = {run.run_id: run for run in runs}
-    for values in (run_rates(study.epochs), run_parts(study.epochs), run_readings(study.epochs)):
-        for run_id, own in values.to_dict("index").items():
-            vars(by_id[str(run_id)]).update({str(name): value for name, value in own.items()})
+    for run_id, own in (run_values(study.epochs) if values is None else values).items():
+        vars(by_id[run_id]).update(own)
     # A value that a command reports is one of many steps or of one: how many it trained is not known.
     read = {clean(cell.cell_id) for cell in study.planned if cell.reads_values}
     for run in runs:

@@ -56,7 +56,7 @@ from analysis.stats.measured import Measured, measure
 from analysis.text import one_line
 from bench.study.ledger import RunState
 from ddp_scaling_bench.errors import BenchError
-from ddp_scaling_bench.units import listed
+from ddp_scaling_bench.units import known, listed
 
 #: Values of ``--baseline`` for one rank without DDP, and for a number of ranks.
 _NO_DDP = re.compile(r"(?:1 (?:gpu|rank) )?(?:no|without)[ -]ddp", re.IGNORECASE)
@@ -256,8 +256,14 @@ def _add_measurements(row: ScalingRow, runs: Sequence[RunRow]) -> None:
 
 
 def rate_per_rank(row: ScalingRow) -> float:
-    """Return the throughput per rank, in weak scaling per planned sample: ratios of it are efficiencies."""
-    return row.throughput_samples_per_sec / (row.gpus if row.mode == "strong" else row.global_batch)
+    """Return the throughput per rank, in weak scaling per planned sample: ratios of it are efficiencies.
+
+    Without a known batch, as in some tables measured elsewhere, a step of weak scaling does the work of one
+    sample per replica.
+    """
+    if row.mode == "strong":
+        return row.rate / row.gpus
+    return row.rate / (row.global_batch if known(row.global_batch) else row.gpus / row.model_parallel)
 
 
 def _variant(swept: dict[str, Any] | None) -> str:

@@ -72,8 +72,14 @@ def metrics_of(patterns: Sequence[str], units: Sequence[str], settings: Sequence
     try:
         return Metrics.model_validate(content).as_json()
     except ValidationError as error:
-        texts = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}".lstrip(": ") for one in error.errors()]
-        raise BenchError("\n".join(texts), remedy="see workload.metrics in docs/matrix.md") from None
+        options = {"output": "--pattern", "units": "--unit"}
+        texts = []
+        for one in error.errors():
+            place = [*map(str, one["loc"])]
+            option = [options[place.pop(0)] if place and place[0] in options else "--set"]
+            what = one.get("ctx", {}).get("error") or f"{one['msg']}; see workload.metrics in docs/matrix.md"
+            texts.append(f"{' '.join(option + place)}: {what}")
+        raise BenchError("\n".join(texts)) from None
 
 
 def read_log(source: str, metrics: Mapping[str, Any], *, batch: int | None, mode: str | None) -> Log:

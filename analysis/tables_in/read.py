@@ -36,10 +36,12 @@ class TableRow:
 
     ``gpus`` is 0 while it is not known. ``gpus_per_node`` is empty, and ``nodes`` 1, if the nodes are not
     known. ``rate`` is of all ranks. ``work`` is what a step does, in samples or in arbitrary units.
+    ``labels`` are the values of the columns that distinguish series, by their names.
     """
 
     line: int
     series: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
     mode: str = ""
     repeat: str = ""
     nodes: int
@@ -160,7 +162,7 @@ class _Columns:
                 what = f"--map {meaning}={column}: {meaning!r} is not known"
                 found.append((what, f"the columns of a table are {', '.join(COLUMNS)}"))
             if _plain(column) not in map(_plain, self.grid.names):
-                found.append((f"--map {meaning}={column}: there is no such column", f"there are {there}"))
+                found.append((f"--map {meaning}={column}: there is no such column", f"give one of {there}"))
         if not self.rate:
             what = f"no column with a throughput or a time; there are {there}"
             found.append((what, f"add --map NAME=COLUMN; NAME is {', '.join(RATES)}"))
@@ -208,18 +210,20 @@ class _Columns:
                 problems.add(line, message, remedy)
             if not wrong:
                 row = self._row(line, given, problems)
-                row.series = one_line(", ".join(filter(None, (own[place] for own in labels))), limit=160)
+                row.labels = {name: texts[place] for name, texts in labels}
+                own_name = ", ".join(_in_series(name, text) for name, text in row.labels.items() if text)
+                row.series = one_line(own_name, limit=160)
                 row.mode, row.repeat = mode, repeats.texts[place] if repeats else ""
                 rows.append(row)
         return rows
 
-    def _labels(self) -> Iterator[list[str]]:
-        """Yield the columns whose values together are the name of a series."""
+    def _labels(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield names and values of the columns that together are the name of a series."""
         for name in DISTINCT:
             if (own := self.found.get(name)) and (name == "series" or len(set(own.texts)) > 1):
-                yield [f"{name} {text}" if name in LAYOUT else text for text in own.texts]
+                yield name, own.texts
         for name, texts in self.settings.items():
-            yield [f"{one_line(name, limit=40)} {text}" if text[0].isdigit() else text for text in texts]
+            yield one_line(name, limit=40), texts
 
     def _row(self, line: int, given: Mapping[str, float | None], problems: TableProblems) -> TableRow:
         """Return a row with its ranks and rate and, if the row determines them, its nodes and batches."""
@@ -270,6 +274,12 @@ class _Columns:
             tokens_per_sample=tokens or (1 if self.rate == "tokens/s" else None),
             rate=rate,
         )
+
+
+def _in_series(name: str, text: str) -> str:
+    """Return a value as a part of the name of a series; a number needs the name of its column."""
+    is_number = text[0].isdigit() and name not in DISTINCT
+    return f"{name} {text}" if name in LAYOUT or is_number else text
 
 
 def _plain(name: str) -> str:

@@ -124,7 +124,14 @@ def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStud
         runs=[*frames.runs],
         epochs=pd.DataFrame(columns=["run_id", "cell_id", *METRICS_COLUMNS]),
         remarks=[source, *remarks],
-        table=TableSource(one_line(table.path.name), table.text, len(rows), mode, table.names),
+        table=TableSource(
+            one_line(table.path.name),
+            table.text,
+            len(rows),
+            mode,
+            table.names,
+            {row.cell_id: _settings(row) for row in rows},
+        ),
     )
     return TableStudy(study, frames, hidden, remarks)
 
@@ -141,6 +148,19 @@ def _check_repeats(rows: Sequence[TableRow], problems: TableProblems) -> None:
         if line != row.line:
             message = f"repeat {row.repeat!r} of this size is already in line {line}"
             problems.add(row.line, message, "give each repeat its own number, or add a column series")
+
+
+def _settings(row: TableRow) -> dict[str, str]:
+    """Return what two cells must agree in, or differ in alone, to be compared; unknown values are empty."""
+    names = {"params": "parameters"}
+    return {
+        "nodes": layout(row),
+        "world_size": str(row.gpus),
+        "global_batch": whole(row.global_batch) if row.global_batch else "",
+        "seq_len": whole(row.tokens_per_sample) if row.tokens_per_sample else "",
+        "mode": row.mode,
+        **{names.get(name, name): text for name, text in row.labels.items()},
+    }
 
 
 def _label(rows: Sequence[TableRow]) -> str:

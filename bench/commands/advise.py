@@ -27,8 +27,7 @@ StudiesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[STUDY]...",
-        help="Names or folders of studies, one per cluster; default: the study planned last.",
-        show_default=False,
+        help="Names, folders or archives of studies, one per cluster; default: the study planned last.",
         autocompletion=complete_study,
     ),
 ]
@@ -101,7 +100,7 @@ def _by_name(folders: list[StudyFolder]) -> dict[str, StudyFolder]:
     names = [folder.name for folder in folders]
     named: dict[str, StudyFolder] = {}
     for folder in folders:
-        name = folder.name if names.count(folder.name) == 1 else str(folder.path)
+        name = folder.name if names.count(folder.name) == 1 else str(folder.source)
         if name in named:
             raise BenchError(f"study {name} is given twice", remedy="give each study once")
         named[name] = folder
@@ -198,6 +197,8 @@ def _estimated_waits(study: PlannedStudy, layouts: Mapping[Layout, float]) -> di
 
     if not study.scheduler.queues:
         return dict.fromkeys(layouts, Wait(0.0, f"no queue (executor {study.executor})"))
+    if study.folder.archive:
+        return dict.fromkeys(layouts, Wait(None, "not known: the study is an archive"))
     scheduler, found = scheduler_for(study), {}
     own = sum(record.state.active for record in study.records().values())
     jobs = f"{count(own, 'queued or running job')} of this study"

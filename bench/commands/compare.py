@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,8 +23,7 @@ AArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[A]",
-        help="The name or folder of the first study; with --by, by default the study planned last.",
-        show_default=False,
+        help="The name, folder or archive of the first study; with --by, by default the study planned last.",
         autocompletion=complete_study,
     ),
 ]
@@ -31,8 +31,7 @@ BArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[B]",
-        help="The name or folder of the second study; not with --by.",
-        show_default=False,
+        help="The name, folder or archive of the second study; not with --by.",
         autocompletion=complete_study,
     ),
 ]
@@ -98,7 +97,10 @@ def compare_command(
     from analysis.data.load import load_study
     from analysis.report.results import Results
 
-    studies = [load_study(f.path, records=r) for f, r in zip(folders, records, strict=True)]
+    studies = [
+        replace(load_study(folder.path, records=own), folder=folder)
+        for folder, own in zip(folders, records, strict=True)
+    ]
     strategies: list[StrategyRow] = []
     if by is None:
         found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])
@@ -142,14 +144,7 @@ def _check_options(
 
 
 def _show(found: Comparison, *, everything: bool) -> None:
-    from analysis.compare.text import (
-        conclusion,
-        difference_rows,
-        headings,
-        remarks,
-        table_rows,
-        title,
-    )
+    from analysis.compare.text import conclusion, difference_rows, headings, remarks, table_rows, title
 
     hidden = 0 if everything else max(0, len(found.cells) - SHOWN_ROWS)
     cells = table_rows(found, changed_first=hidden > 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from ..archive import SUFFIX
 from ..shipped import shipped
 from ..study.layout import StudyFolder, latest_first
 from ..study.plan_json import find_plan
@@ -23,8 +24,10 @@ def complete_matrix(incomplete: str) -> list[str]:
 
 
 def complete_study(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of the studies, the newest first."""
-    return _beginning(incomplete, [folder.name for folder in _studies(ctx)])
+    """Return the names of the studies, the newest first, and the archives beside them and in a folder."""
+    named = [path.name for path in sorted(_root(ctx).glob(f"*{SUFFIX}"))]
+    paths = [str(path) for path in sorted(Path(f"{incomplete}x").parent.glob(f"*{SUFFIX}"))]
+    return _beginning(incomplete, [*(folder.name for folder in _studies(ctx)), *named, *paths])
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -52,7 +55,11 @@ def complete_baseline(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _studies(ctx: typer.Context) -> list[StudyFolder]:
-    return latest_first(Path(ctx.params.get("results") or "results"))
+    return latest_first(_root(ctx))
+
+
+def _root(ctx: typer.Context) -> Path:
+    return Path(ctx.params.get("results") or "results")
 
 
 def _cells(ctx: typer.Context) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from ddp_scaling_bench.errors import BenchError, missing_file
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.text import one_line
 
+from ..archive import is_archive
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.end import explain
 from ..study.layout import StudyFolder
@@ -50,8 +51,7 @@ def doctor_command(
         list[str] | None,
         typer.Argument(
             help="Logs, a study, a run's folder or name, a job id, or - for stdin; "
-            "default: the study planned last.",
-            show_default=False,
+            "default: the study planned last."
         ),
     ] = None,
     results: ResultsOption = None,
@@ -65,12 +65,14 @@ def doctor_command(
     if not targets:
         return _print(_of_study(open_study(find_study(None, results))), json=as_json)
     logs: list[Log] = ["-" if target == "-" else Path(target) for target in targets]
-    if len(logs) > 1 or logs[0] == "-" or logs[0].is_file():
+    if len(logs) > 1 or logs[0] == "-" or (logs[0].is_file() and not is_archive(logs[0])):
         return run_doctor(logs, json=as_json)
     root, (target,) = results_folder(results), targets
     for study in (StudyFolder(Path(target)), StudyFolder(root / target)):
         if study.is_planned:
             return _print(_of_study(open_study(study)), json=as_json)
+    if is_archive(target):
+        return _print(_of_study(open_study(find_study(target, results))), json=as_json)
     attempt = _find_attempt(target, root)
     if attempt is not None:
         return _print(_of_attempt(*attempt), json=as_json)
@@ -157,10 +159,10 @@ def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> Answer:
         found = _diagnose(folder.logs, facts=frozenset({OF_RUN}))
     failure_class = record.failure_class if record else None
     end = f": {state}{f' ({failure_class})' if failure_class else ''}" if state else ""
-    heading = one_line(f"Study {planned.folder.path}, run {run_id}, attempt {number}{end}")
+    heading = one_line(f"Study {planned.folder.source}, run {run_id}, attempt {number}{end}")
     text = as_text(found, completed=state is RunState.COMPLETED, failed=state is RunState.FAILED)
-    ended: dict[str, Any] = {"study": str(planned.folder.path), "run_id": run_id, "attempt": number}
-    ended |= {"state": state and str(state), "failure_class": failure_class}
+    more = {"run_id": run_id, "attempt": number, "failure_class": failure_class}
+    ended = _ended(planned, state=state and str(state), **more)
     return Answer(found=found, text=f"{heading}\n\n{text}", ended=ended)
 
 
@@ -189,35 +191,31 @@ def _of_study(planned: PlannedStudy) -> Answer:
     else:
         slow = _slow(planned.folder, "", [])
     counted = Counter(record.state for record in records.values())
-    state = None
-    if counted[RunState.FAILED]:
-        state = "failed"
-    elif counted[RunState.COMPLETED]:
-        state = "completed" if counted[RunState.COMPLETED] == len(records) else INCOMPLETE
+    counts = {one: counted[one] for one in RunState if counted[one]}
+    completed = counts.get(RunState.COMPLETED, 0)
+    has_failed = RunState.FAILED in counts
+    state = "failed" if has_failed else INCOMPLETE if completed else None
     text = "No run of the study has completed or failed yet.\n"
     if state:
-        text = study_as_text([*groups.values()], slow, completed=state != "failed")
-    end = "completed"
-    if state != end:
-        others = [(one, counted[one]) for one in RunState if counted[one] and one is not RunState.COMPLETED]
-        done = f"{counted[RunState.COMPLETED]} of {len(records)} runs completed"
-        end = ", ".join(
-            [done, *(f"{n} {'not run' if one is RunState.PLANNED else one}" for one, n in others)]
-        )
+        text = study_as_text([*groups.values()], slow, completed=not has_failed)
+    if completed == len(records):
+        state = end = "completed"
+    else:
+        others = [(one, number) for one, number in counts.items() if one is not RunState.COMPLETED]
+        words = [f"{number} {'not run' if one is RunState.PLANNED else one}" for one, number in others]
+        end = ", ".join([f"{completed} of {len(records)} runs completed", *words])
     first_causes = [first for found, _ in groups.values() if (first := found.first_failure)]
     lines = [line for found, _ in groups.values() for line in found.last_lines[:2]]
-    counts = {str(one): counted[one] for one in RunState if counted[one]}
-    ended: dict[str, Any] = {
-        "study": str(planned.folder.path),
-        "run_id": None,
-        "attempt": None,
-        "state": state,
-    }
-    ended |= {"failure_class": None, "runs": runs, "counts": counts}
-    heading = one_line(f"Study {planned.folder.path}: {end}")
-    return Answer(
-        found=Diagnosis([*first_causes, *slow], lines[:5]), text=f"{heading}\n\n{text}", ended=ended
-    )
+    ended = _ended(planned, state=state, runs=runs, counts={str(one): n for one, n in counts.items()})
+    heading = one_line(f"Study {planned.folder.source}: {end}")
+    found = Diagnosis([*first_causes, *slow], lines[:5])
+    return Answer(found=found, text=f"{heading}\n\n{text}", ended=ended)
+
+
+def _ended(planned: PlannedStudy, **more: Any) -> dict[str, Any]:
+    """Return what was read and how it ended, for the JSON output."""
+    names = ("run_id", "attempt", "state", "failure_class")
+    return {"study": str(planned.folder.source), **dict.fromkeys(names), **more}
 
 
 def _settle(planned: PlannedStudy) -> dict[str, Record]:
@@ -295,17 +293,9 @@ def _cause(row: CauseRow, path: str) -> Cause:
 
     from ..doctor import Cause
 
-    return Cause(
-        row.cause,
-        "slow",
-        path,
-        None,
-        one_line(messages(row.evidence), limit=600),
-        row.meaning,
-        row.remedy,
-        None if row.share != row.share else round(row.share, 4),
-        row.evidence,
-    )
+    share = None if row.share != row.share else round(row.share, 4)
+    evidence = one_line(messages(row.evidence), limit=600)
+    return Cause(row.cause, "slow", path, None, evidence, row.meaning, row.remedy, share, row.evidence)
 
 
 def _print(answer: Answer, *, json: bool) -> int:

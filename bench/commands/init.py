@@ -37,8 +37,7 @@ def init_command(
         str | None, typer.Option("--partition", help="The partition for which to write the matrix.")
     ] = None,
     command: Annotated[
-        str | None,
-        typer.Option("--command", help="Your own training command, such as 'python train.py'."),
+        str | None, typer.Option("--command", help="Your own training command, such as 'python train.py'.")
     ] = None,
 ) -> int:
     """Write a matrix for a partition of the cluster (from sinfo), or for this machine.

@@ -17,9 +17,7 @@ from .options import JsonOption
 
 
 def lint_command(
-    scripts: Annotated[
-        list[str], typer.Argument(help="sbatch scripts; - is standard input.", show_default=False)
-    ],
+    scripts: Annotated[list[str], typer.Argument(help="sbatch scripts; - is standard input.")],
     as_json: JsonOption = False,
 ) -> int:
     """Find known multi-node mistakes in sbatch scripts before they wait in the queue.

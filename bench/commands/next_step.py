@@ -19,9 +19,9 @@ _SCALING = re.compile(r"^scaling:", re.MULTILINE)
 
 
 def shown_name(folder: StudyFolder) -> str:
-    """Return how a user names a study: by its name if it is in ``results``, else by its folder."""
+    """Return how a user names a study: by its name if it is in ``results``, else by its folder or archive."""
     is_found = folder.path.parent.resolve() == Path("results").resolve()
-    return shlex.quote(folder.name if is_found else str(folder.path))
+    return shlex.quote(folder.name if is_found else str(folder.source))
 
 
 def step_of_study(folder: StudyFolder, records: Mapping[str, Record]) -> str:

@@ -15,6 +15,7 @@ import typer
 from ddp_scaling_bench.errors import BenchError, UnavailableError
 from ddp_scaling_bench.units import join_names
 
+from ..archive import is_archive, open_archive
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.engine import Engine
 from ..matrix.cell import Cell, Run, value_text
@@ -39,7 +40,6 @@ MatrixArgument = Annotated[
     str,
     typer.Argument(
         help="A matrix file, or the name of a shipped example.",
-        show_default=False,
         autocompletion=complete_matrix,
     ),
 ]
@@ -55,7 +55,6 @@ StudyArgument = Annotated[
     str | None,
     typer.Argument(
         help="A study's name or folder; default: the study planned last.",
-        show_default=False,
         autocompletion=complete_study,
     ),
 ]
@@ -104,7 +103,7 @@ def require_report(what: str) -> None:
 
 
 def find_study(name: str | None, results: Path | None) -> StudyFolder:
-    """Return a study by its name or folder; without a name, the study planned last."""
+    """Return a study by its name, folder or archive; without a name, the study planned last."""
     root = results_folder(results)
     known = list(studies(root))
     if name is None:
@@ -114,8 +113,11 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
     for path in (Path(name), root / name):
         if StudyFolder(path).is_planned:
             return StudyFolder(path)
-    if Path(name).suffix in (".yaml", ".yml"):
-        own = Path(name).stem
+        if is_archive(path) and path.is_file():
+            return open_archive(path)
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        own = path.stem
         is_planned = StudyFolder(root / own).is_planned
         remedy = f"its study is {own}" if is_planned else f"plan it first: bench plan {name}"
         raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)
@@ -123,6 +125,11 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         raise BenchError(f"{name} is a run, not a study", remedy=f"its study is {runs[0][0].folder.name}")
     near = get_close_matches(name, [study.name for study in known], n=1)
     listed = join_names([study.name for study in known], most=4) or "none"
+    if path.exists():
+        within = next((folder for folder in path.parents if StudyFolder(folder).is_planned), None)
+        what = "the folder of all studies" if path.resolve() == root.resolve() else "not a study"
+        one = f"its study is {within}" if within else f"give one of the studies (planned: {listed})"
+        raise BenchError(f"{name} is {what}", remedy=one)
     remedy = f"did you mean {near[0]}?" if near else "plan it: bench plan MATRIX"
     raise BenchError(f"no study {name!r} is planned below {root} (planned: {listed})", remedy=remedy)
 
@@ -181,9 +188,11 @@ def say_if_copy(engine: Engine) -> None:
 def settle_study(folder: StudyFolder) -> dict[str, Record]:
     """Update and return the records of a study; if that is not possible, print a diagnostic line.
 
-    If the scheduler cannot be reached, the records are those of the ledger.
+    If the scheduler cannot be reached, or the study is an archive, the records are those of the ledger.
     """
     planned = open_study(folder)
+    if folder.archive:
+        return planned.records()
     try:
         engine = Engine(planned)
         say_if_copy(engine)
@@ -231,7 +240,7 @@ def only(planned: PlannedStudy, filters: Sequence[str]) -> list[Run]:
     if filters and runs and not kept:
         raise BenchError(
             f"--only {' --only '.join(filters)} matches no run",
-            remedy=f"run names look like {runs[0].run_id}",
+            remedy=f"give KEY=VALUE, such as nodes=1, or a pattern of run names, such as {runs[0].run_id}",
         )
     return kept
 

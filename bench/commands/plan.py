@@ -7,9 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.units import join_names
 from ddp_scaling_bench.variables import shown_settings
 
+from ..archive import is_archive
 from ..cost import Cost, Costs, hint, idle_gpus, named, parse_step_times, summary, total
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
@@ -74,6 +76,9 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
     from ..plan import make_plan, write_plan
     from ..shipped import find_matrix
 
+    if is_archive(matrix):
+        remedy = f"read it: bench report {matrix}; its matrix.yaml is the matrix"
+        raise BenchError(f"{matrix} is the archive of a study, not a matrix", remedy=remedy)
     root = results_folder(results)
     path = find_matrix(matrix)
     if path != Path(matrix):

@@ -41,7 +41,7 @@ from .submit import check_cost, new_submission
 FOLDER = "preflight"
 
 _NODES = "Number of nodes; default: those of the largest run."
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help=_NODES, show_default=False)]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help=_NODES)]
 _THRESHOLD = "A rate below this fraction of the median is too low."
 ThresholdOption = Annotated[float, typer.Option("--threshold", min=0.0, max=1.0, help=_THRESHOLD)]
 
@@ -127,10 +127,10 @@ def _show(verdict: Verdict, cluster: Cluster) -> None:
     """Print the table of nodes, the findings, and the ``exclude:`` line for the matrix."""
     rows = []
     for result in verdict.nodes:
-        cells = [
-            cell_text(result.values[check], verdict.medians[check], check) if check in result.values else "-"
-            for check in CHECKS
-        ]
+        values = {
+            check: cell_text(rate, verdict.medians[check], check) for check, rate in result.values.items()
+        }
+        cells = [values.get(check, "-") for check in CHECKS]
         rows.append((result.node, "NO" if result.failures else "yes", *cells))
     print_table(f"Preflight of {count(len(rows), 'node')}", ["node", "fit", *CHECKS], rows, right=CHECKS)
     for line in verdict.findings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from ddp_scaling_bench.finding import with_remedies
 from ddp_scaling_bench.units import count
 
 from ..study.layout import StudyFolder
+from ..study.plan_json import open_study
 from ..terminal import print_json, say, show
 from .advise import parse_samples
 from .completion import complete_baseline, complete_study
@@ -66,6 +68,47 @@ EpochsOption = Annotated[
 TrainingsOption = Annotated[
     int, typer.Option("--trainings", min=1, help="With --samples: the number of such trainings.")
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME|FILE.yaml",
+        help="With --proposal: what a centre asks for (generic, csc, or a file); lists what is missing.",
+        show_default=False,
+    ),
+]
+TargetSizeOption = Annotated[
+    str,
+    typer.Option(
+        "--target-size",
+        metavar="SIZE",
+        help="With --profile: the largest job that you will run in production, as 4x4 or 16 GPUs.",
+        show_default=False,
+    ),
+]
+TargetsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--targets",
+        metavar="FILE.yaml",
+        help="Targets instead of those of the matrix: the key `targets` of a matrix, or its value alone.",
+        show_default=False,
+    ),
+]
+CheckOption = Annotated[
+    bool,
+    typer.Option("--check", help="The exit code is that of the targets: 1 missed, 3 cannot tell, 0 all met."),
+]
+SpreadOption = Annotated[
+    float | None,
+    typer.Option(
+        "--spread",
+        metavar="PERCENT",
+        help="The standard deviation from run to run that you expect, such as 2: for sizes with fewer than "
+        "three runs, P and an interval follow from it; nothing is recommended from it.",
+        show_default=False,
+    ),
+]
 IncludeDisturbedOption = Annotated[
     bool, typer.Option("--include-disturbed", help="Use all completed runs, including disturbed ones.")
 ]
@@ -74,8 +117,9 @@ SourcesArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[STUDY|TABLE.csv|SIZE=LOG...]",
-        help="A study's name or folder (default: the study planned last), a table measured elsewhere (.csv, "
-        ".tsv, .md or .txt), or logs of finished runs with their sizes (2=a.log, or 1x2=a.log).",
+        help="A study's name, folder or archive (default: the study planned last), a table measured "
+        "elsewhere (.csv, .tsv, .md or .txt), or logs of finished runs with their sizes (2=a.log or "
+        "1x2=a.log).",
         show_default=False,
         autocompletion=complete_study,
     ),
@@ -96,7 +140,7 @@ MapOption = Annotated[
 ]
 _OUTPUT = (
     "The folder in which STUDY-report/ or TABLE-report/ is created; default: report/ of the study, or the "
-    "table's folder."
+    "folder of the table or archive."
 )
 OutputOption = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help=_OUTPUT, show_default=False)
@@ -154,6 +198,11 @@ def report_command(
     samples: SamplesOption = None,
     epochs: EpochsOption = 1,
     trainings: TrainingsOption = 1,
+    profile: ProfileOption = None,
+    target_size: TargetSizeOption = "",
+    targets: TargetsOption = None,
+    check: CheckOption = False,
+    spread: SpreadOption = None,
     include_disturbed: IncludeDisturbedOption = False,
     results: ResultsOption = None,
     as_json: JsonOption = False,
@@ -164,14 +213,21 @@ def report_command(
     has one row per run or per size. For logs with --pattern, the matched lines are listed, too. The page is
     one file and works offline. With --output, the report of a study that you cannot write to goes to
     another folder. The exit code is 1 if an error is printed: the report is complete, but numbers are missing
-    or not valid.
+    or not valid. With --check, only the targets decide: 1 if one is missed, 3 if one cannot be told.
     """
     require_report("bench report")
-    request = _request(series, samples, epochs, trainings)
-    for option, is_given in (("--series", bool(series)), ("--samples", bool(samples))):
-        if is_given and not proposal:
+    request = _request(series, samples, epochs, trainings, profile, target_size)
+    for option, given in (("--series", series), ("--samples", samples), ("--profile", profile)):
+        if given and not proposal:
             raise BenchError(f"{option} requires --proposal", remedy=f"add --proposal, or omit {option}")
     options: dict[str, Any] = {"baseline": baseline, "proposal": request if proposal else None}
+    options["targets"] = None if targets is None else _read_targets(targets)
+    if spread is not None:
+        if not 0.1 <= spread < 100:
+            what = f"--spread {spread:g} is not between 0.1 and 100 %"
+            raise BenchError(what, remedy="give the deviation from run to run in per cent, such as 2")
+        options["spread"] = math.log1p(spread / 100)
+    shown: dict[str, Any] = {"as_json": as_json, "check": check}
     source = sources[0] if sources else None
     if pattern:
         if include_disturbed or names:
@@ -180,11 +236,9 @@ def report_command(
         from analysis.tables_in.logs import metrics_of
 
         metrics = metrics_of(pattern, unit or (), settings or ())
-        return _report_logs(
-            sources or (), metrics, batch=batch, mode=mode, output=output, as_json=as_json, **options
-        )
-    if unit or settings or batch or len(sources or ()) > 1:
-        what = "--unit, --set, --batch and several sources are for logs of finished runs"
+        return _report_logs(sources or (), metrics, batch=batch, mode=mode, output=output, **shown, **options)
+    if unit or settings or batch or len(sources or ()) > 1 or "=" in (source or ""):
+        what = "SIZE=LOG, --unit, --set, --batch and several sources are for logs of finished runs"
         raise BenchError(what, remedy="add --pattern, or omit them")
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
@@ -195,42 +249,71 @@ def report_command(
         own = dict(text.partition("=")[::2] for text in names or ())
         options |= {"output": output or table.parent, "mode": mode, "names": own}
         written = write_table_report(table, progress=say, **options)
-        return _end(written, study=table.stem, as_json=as_json)
+        return _end(written, study=table.stem, **shown)
     for option, value in (("--mode", mode), ("--map", names)):
         if value:
             what = f"{option} is for a table measured elsewhere, not for a study"
             raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
     folder = find_study(source, results)
-    return write(folder, as_json=as_json, output=output, include_disturbed=include_disturbed, **options)
+    return write(folder, output=output, include_disturbed=include_disturbed, **shown, **options)
 
 
-def _request(series: str, samples: str | None, epochs: int, trainings: int) -> Request:
+def _read_targets(path: Path) -> list[Any]:
+    """Return the targets of a file."""
+    from ..matrix.load import read_section
+    from ..matrix.schema import TargetsFile
+
+    return list(read_section(path, TargetsFile, what="file with targets", alone="targets").targets)
+
+
+def _request(
+    series: str, samples: str | None, epochs: int, trainings: int, profile: str | None, target_size: str
+) -> Request:
     """Return what the proposal asks for."""
+    from analysis.report.profile import read_profile
     from analysis.report.proposal import Request
 
     for option, number in (("--epochs", epochs), ("--trainings", trainings)):
         if number > 1 and samples is None:
             raise BenchError(f"{option} requires --samples", remedy="add --samples, the samples per epoch")
-    return Request(series, None if samples is None else parse_samples(samples), epochs, trainings)
+    if target_size and profile is None:
+        raise BenchError("--target-size requires --profile", remedy="add --profile, or omit --target-size")
+    total = None if samples is None else parse_samples(samples)
+    rules = None if profile is None else read_profile(profile)
+    return Request(series, total, epochs, trainings, rules, target_size)
 
 
-def write(folder: StudyFolder, *, as_json: bool = False, output: Path | None = None, **options: Any) -> int:
+def write(
+    folder: StudyFolder,
+    *,
+    as_json: bool = False,
+    output: Path | None = None,
+    check: bool = False,
+    **options: Any,
+) -> int:
     """Update the records of a study, write its report, and print the path and the validity of the numbers.
 
-    Return 1 if an error limits the numbers, else 0. ``options`` are those of
+    Return 1 if an error limits the numbers, else 0; if ``check``, see :func:`_end`. ``options`` are those of
     :func:`analysis.report.write.write_report`.
     """
+    if options.get("targets") is None and not folder.archive:
+        study = open_study(folder)
+        if study.plan.get("targets") and (changed := study.changed_matrix()):
+            say(f"warning: the targets are those of the plan; {changed} differs: bench plan {changed}")
+    if folder.archive:
+        output = output or folder.archive.parent
     try:
         check_writable(output or folder.report)  # a large study takes minutes
         records = settle_study(folder)
         from analysis.report.write import write_report
 
-        written = write_report(folder.path, output=output, records=records, progress=say, **options)
+        options |= {"archive": folder.archive, "records": records}
+        written = write_report(folder.path, output=output, progress=say, **options)
     except UnwritableError as error:
-        elsewhere = f"write the report elsewhere: bench report {shlex.quote(str(folder.path))} --output DIR"
+        elsewhere = f"write the report elsewhere: bench report {shlex.quote(str(folder.source))} --output DIR"
         remedy = f"{error.remedy}, or {elsewhere}" if error.remedy else elsewhere
         raise UnwritableError(error.message, remedy=remedy) from None
-    return _end(written, study=folder.name, as_json=as_json)
+    return _end(written, check=check, study=folder.name, as_json=as_json)
 
 
 def _report_logs(
@@ -241,6 +324,7 @@ def _report_logs(
     mode: str | None,
     output: Path | None,
     as_json: bool,
+    check: bool,
     **options: Any,
 ) -> int:
     """Print what patterns match in logs; write a report if these have several sizes or a mode."""
@@ -280,13 +364,20 @@ def _report_logs(
         progress=say,
         **options,
     )
-    return _end(written, study="logs", as_json=as_json, logs=told)
+    return _end(written, check=check, study="logs", as_json=as_json, logs=told)
 
 
-def _end(written: Report, **options: Any) -> int:
-    """Print a written report; return 1 if an error limits its numbers, else 0."""
+def _end(written: Report, *, check: bool, **options: Any) -> int:
+    """Print a written report; return 1 if an error limits its numbers, else 0.
+
+    If ``check``, only the targets decide: 1 if one is missed, else 3 if one cannot be told, else 0.
+    """
+    if check and not written.targets:
+        remedy = "add --targets FILE.yaml, or `targets:` to the matrix and plan it again"
+        raise BenchError("--check: there are no targets", remedy=remedy)
     _print(written, **options)
-    return int(written.has_errors)
+    verdicts = {one.verdict for one in written.targets}
+    return int("missed" in verdicts) or 3 * ("cannot tell" in verdicts) if check else int(written.has_errors)
 
 
 def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> None:
@@ -325,4 +416,6 @@ def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> None:
     ]
     content["checks"] = [check.as_json() for check in written.assessment.checks]
     judged = {"recommended": written.recommended, "verdicts": written.verdicts, "settings": written.settings}
+    judged["targets"] = [one.as_json() for one in written.targets]
+    judged["missing"] = [one._asdict() for one in written.missing]
     print_json({**content, **judged, **more})

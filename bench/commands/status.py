@@ -66,11 +66,12 @@ def status_command(
     from rich.console import Console
 
     planned = open_study(find_study(study, results))
-    submission = new_submission(planned)
-    say_if_copy(submission.engine)
+    submission = None if planned.folder.archive else new_submission(planned)
+    if submission:
+        say_if_copy(submission.engine)
     while True:
         try:
-            records = submission.records(wait=watch)
+            records = submission.records(wait=watch) if submission else planned.records()
         except UnavailableError:
             if not as_json:
                 say("Slurm is unreachable: these are the last known states")
@@ -82,10 +83,10 @@ def status_command(
             if watch:
                 Console().clear()
             _show(planned, records, everything=everything)
-        if not watch or not any(record.state.active for record in records.values()):
+        if not watch or not submission or not any(record.state.active for record in records.values()):
             break
         time.sleep(WATCH_S)
-    if watch and not all(record.state.ended for record in records.values()):
+    if watch and submission and not all(record.state.ended for record in records.values()):
         say(f"no run is in progress: `bench submit {planned.folder.name}` starts the planned runs")
     return int(any(record.state in (RunState.FAILED, RunState.UNKNOWN) for record in records.values()))
 
@@ -121,7 +122,8 @@ def _show(planned: PlannedStudy, records: Mapping[str, Record], *, everything: b
     show(f"{counts} ({stuck} will not start)" if stuck else counts)
     if failed := [record.run_id for record in ranked if record.state is RunState.FAILED]:
         run = f"/{failed[0]}" if len(failed) == 1 else ""
-        show(f"what to do about failures: bench doctor {planned.folder.name}{run}")
+        study = planned.folder.archive or f"{planned.folder.name}{run}"
+        show(f"what to do about failures: bench doctor {study}")
 
 
 def _warnings(planned: PlannedStudy, record: Record) -> list[Finding]:
@@ -170,7 +172,7 @@ def status_content(planned: PlannedStudy, records: Mapping[str, Record]) -> dict
     names = ("attempt", "state", "reason", "cause", "failure_class", "exit_code")
     return {
         "study": planned.folder.name,
-        "folder": str(planned.folder.path),
+        "folder": str(planned.folder.source),
         "counts": {str(state): counts[str(state)] for state in RunState},
         "commands": [command.as_json() for command in labelled_commands(planned.cells.values())],
         "runs": [

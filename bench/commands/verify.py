@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.run_folder import RunFolder
 
+from ..archive import is_archive
 from ..jobs.engine import Engine
 from ..jobs.slurm.parsing import expand_hosts
 from ..study.findings import Disturbance
@@ -31,8 +33,7 @@ def verify_command(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A run's folder or name, a job id, or a study; default: the study planned last.",
-            show_default=False,
+            help="A run's folder or name, a job id, a study or archive; default: the study planned last.",
             autocompletion=complete_run,
         ),
     ] = None,
@@ -70,7 +71,8 @@ def verify_command(
         for name, runs_without in unmeasured.items():
             show(f"{runs_without} of {len(verdicts)} runs: {name} not measured")
         if any(verdict.record.state is RunState.FAILED for verdict in verdicts):
-            say(f"next: bench doctor {shown_name(StudyFolder(verdicts[0].folder.path.parents[2]))}")
+            folder = StudyFolder(verdicts[0].folder.path.parents[2])
+            say(f"next: bench doctor {target if target and is_archive(target) else shown_name(folder)}")
     if len(passed) < len(verdicts):
         return 1
     return 3 if strict and unmeasured else 0
@@ -110,9 +112,12 @@ def _show(verdicts: Sequence[Verification]) -> None:
 
 def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
     planned, attempts = _find(target, results)
-    engine = Engine(planned)
-    say_if_copy(engine)
-    records = engine.settled()
+    if planned.folder.archive:
+        records = planned.records()
+    else:
+        engine = Engine(planned)
+        say_if_copy(engine)
+        records = engine.settled()
     if attempts is None:
         return [_verdict(planned, record) for record in records.values()]
     earlier = planned.ledger.attempts()
@@ -128,7 +133,7 @@ def _verdicts(target: str | None, results: Path | None) -> list[Verification]:
 
 def _find(target: str | None, results: Path | None) -> tuple[PlannedStudy, Sequence[tuple[str, int]] | None]:
     """Return a study and the (run, attempt) pairs that ``target`` names in it, or None for all its runs."""
-    if target is not None:
+    if target is not None and not is_archive(target):
         root = results_folder(results)
         for planned, attempts in find_attempts(target, root):
             return planned, attempts
@@ -138,6 +143,9 @@ def _find(target: str | None, results: Path | None) -> tuple[PlannedStudy, Seque
         if target.isdigit() and not (root / target).is_dir():
             what = f"no study below {root} has submitted a job {target}"
             raise BenchError(what, remedy="`bench status STUDY` lists the jobs of a study")
+        if re.search(r"-r\d+$", target) and not Path(target).exists() and not (root / target).exists():
+            what = f"no study below {root} has a run {target}"
+            raise BenchError(what, remedy="`bench status STUDY` lists the runs of a study")
     return open_study(find_study(target, results)), None
 
 

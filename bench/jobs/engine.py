@@ -23,6 +23,7 @@ A command that gets the lock records what it finds out. Any other shows the same
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +109,9 @@ class Engine:
     """Submit, watch and cancel the runs of one study."""
 
     def __init__(self, study: PlannedStudy, scheduler: Scheduler | None = None) -> None:
+        if archive := study.folder.archive:
+            remedy = f"unpack it (tar -xzf {shlex.quote(str(archive))} -C results), then add --adopt"
+            raise BenchError(f"{archive}: runs of an archive cannot be started or cancelled", remedy=remedy)
         self.study = study
         self.scheduler = scheduler or scheduler_for(study)
 

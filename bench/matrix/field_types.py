@@ -329,7 +329,14 @@ def _switches(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+_MEMORY = Form(
+    "an amount of memory",
+    re.compile(r"\d+[KMGTkmgt]?[Bb]?"),
+    "a number of MB, or with a unit K, M, G or T: 64G",
+)
+
 DirectiveValue = Annotated[str, AfterValidator(_DIRECTIVE_VALUE.check)]
+Memory = Annotated[str, AfterValidator(_MEMORY.check)]
 DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
 Switches = Annotated[

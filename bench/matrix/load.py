@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -26,6 +26,8 @@ from .field_types import Section, did_you_mean
 from .schedulers import DEFAULT, SCHEDULERS
 from .schema import CORES, STUDY_NAME, STUDY_NAME_RULE, UNKNOWN_KEY, Cluster, Matrix
 from .workload import NamedCommand
+
+M = TypeVar("M", bound=BaseModel)
 
 #: Message and remedy for each kind of finding of pydantic; `value` is the wrong value.
 _WHOLE_NUMBER = ("must be a whole number, not {value}", "write a number such as 4")
@@ -100,8 +102,10 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
         remedy = did_you_mean(str(value), allowed, cutoff=0.5)
     elif "number" in what and isinstance(value, str) and value.strip().isdigit():
         remedy = "remove the quotes"
+    elif place == ("scaling",):
+        remedy = "begin each entry with a dash: - {mode: strong, global_batch: [352]}"
     elif kind == "list_type" and isinstance(value, dict | type(None)):
-        remedy = "write it in [ ]" if value else "write values in [ ]"
+        remedy = "begin it with a dash, or write it in [ ]" if value else "write values in [ ]"
     elif kind == "string_type" and isinstance(value, list | dict | type(None)):
         remedy = f'write "{",".join(map(str, value))}"' if isinstance(value, list) else "write one text"
     if place[0] == "workload" and len(place) > 1 and isinstance(value, list):
@@ -111,7 +115,8 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
 
 def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
     *section, key = place
-    where = _dotted(section) or ("the matrix" if root is Matrix else "a site file")
+    own = {Matrix: "the matrix", Site: "a site file"}
+    where = _dotted(section) or own.get(root, "the file")
     others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
     if others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
@@ -147,6 +152,8 @@ def _without_unknown_keys(content: dict[str, Any], error: ValidationError) -> An
     """Return the matrix without its unknown keys, to find the problems of the others, too."""
     rest: Any = copy.deepcopy(content)
     for *section, key in map(_place, filter(_is_unknown_key, error.errors())):
+        if section[:1] == ["targets"] and isinstance(rest["targets"], dict):
+            section = ["targets"]  # a mapping, which is checked as a list
         functools.reduce(operator.getitem, section, rest).pop(key, None)
     return rest
 
@@ -216,6 +223,35 @@ def _with_sizes_of_this_machine(content: dict[str, Any], document: Document) -> 
     threads = cluster.get("cpus_per_task")
     most = usable_cores() // threads if isinstance(threads, int) and threads > 0 else usable_cores()
     return content | {"axes": axes | {"tasks_per_node": sizes_up_to(most)}}
+
+
+def read_section(path: Path, model: type[M], *, what: str, alone: str = "") -> M:
+    """Read a YAML file with the keys of ``model``.
+
+    ``what`` is the name of such a file. If ``alone`` is a key, other keys are ignored, and a file without it
+    contains the value of this key.
+
+    Raises:
+        BenchError: the file does not exist.
+        InputError: all problems of the file.
+    """
+    if not path.is_file():
+        raise missing_file(path, what=what, remedy="give the path of a YAML file")
+    document = read_document(path)
+    content = document.content
+    if alone and isinstance(content, dict) and alone in content:
+        content = {alone: content[alone]}
+    elif alone:
+        content = {alone: content}
+        document.lines = {(alone, *place): line for place, line in document.lines.items()}
+    if not isinstance(content, dict):
+        raise InputError([Problem(str(path), 1, f"a {what} must be a mapping (key: value)")])
+    try:
+        found = model.model_validate(content)
+    except ValidationError as error:
+        _add_findings(document, error, model)
+    document.raise_problems()
+    return found
 
 
 class SiteWorkload(Section):

@@ -6,6 +6,7 @@ divisible batches, are checked in :mod:`bench.matrix.checks`.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,6 +38,7 @@ from .field_types import (
     EnvValue,
     Form,
     Line,
+    Memory,
     Nodes,
     RanksPerNode,
     RanksPerReplica,
@@ -185,7 +187,7 @@ class Cluster(Section):
     """sbatch --exclude: nodes to avoid."""
     switches: Switches | None = None
     """sbatch --switches: the maximum number of leaf switches, and the maximum wait for it (`1@2:00:00`)."""
-    mem: DirectiveValue | None = None
+    mem: Memory | None = None
     """sbatch --mem, per node (`64G`; `0` is all memory)."""
     gpu_type: Annotated[DirectiveValue | None, BY_SIZE] = None
     """Slurm's name for the GPU type: --gres=gpu:TYPE:N."""
@@ -399,6 +401,111 @@ Selection: Any = _model(
 )
 
 
+#: The values that a target limits from below; the others are limited from above.
+AT_LEAST = ("efficiency", "throughput_per_gpu", "share")
+LIMITS = (*AT_LEAST, "step_time_sec", "memory_gib")
+_MATCHED_TYPES = ["string", "number", "boolean"]
+
+
+def _alternatives(value: Any) -> list[Any]:
+    """Return a value, or a list of values, as a list."""
+    values = value if isinstance(value, list) else [value]
+    if not values or not all(isinstance(one, str | int | float) for one in values):
+        raise ValueError("write a value, or a list of values")
+    return values
+
+
+Alternatives = Annotated[
+    Any,
+    AfterValidator(_alternatives),
+    WithJsonSchema({"type": [*_MATCHED_TYPES, "array"], "items": {"type": _MATCHED_TYPES}, "minItems": 1}),
+]
+
+
+class _TargetBase(_KeysAndText):
+    __pydantic_extra__: dict[TextAxis, Alternatives]
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> _TargetBase:
+        limits = [name for name in LIMITS if name in self.given]
+        if len(limits) != 1:
+            found = " and ".join(limits) or "nothing"
+            raise ValueError(f"a target needs exactly one of {', '.join(LIMITS)}; given: {found}")
+        for key, owner in (("of", "share"), ("unit", "throughput_per_gpu")):
+            if key in self.given and limits != [owner]:
+                raise ValueError(f"`{key}` is for {owner} only; remove it")
+        most = {"efficiency": 1, "share": 2}.get(limits[0], math.inf)
+        if self.limit > most:
+            raise ValueError(
+                f"{limits[0]} {self.limit:g} is above {most}; write a share, such as 0.75 for 75 %"
+            )
+        if limits == ["share"] and "of" not in self.given:
+            raise ValueError("share needs `of: STUDY`, the study to compare with")
+        return self
+
+    @property
+    def limited(self) -> str:
+        """The value that the target limits, one of :data:`LIMITS`."""
+        return next(name for name in LIMITS if name in self.given)
+
+    @property
+    def limit(self) -> float:
+        """The limit."""
+        return float(self.given[self.limited])
+
+    @property
+    def matched(self) -> dict[str, list[Any]]:
+        """The allowed values of each setting of the cells that the target is for; empty for all cells."""
+        return {name: own for name, own in self.given.items() if name not in (*LIMITS, "of", "unit")}
+
+
+_LIMIT = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_LIMIT_HELP = {
+    "efficiency": "The least parallel efficiency.",
+    "throughput_per_gpu": "The least throughput of a rank, in the study's unit (samples/s or tokens/s).",
+    "share": "The least throughput, as a share of that of the equal cell of another study.",
+    "step_time_sec": "The longest time per global batch, in seconds.",
+    "memory_gib": "The largest memory of a rank in any run, in GiB.",
+}
+Target: Any = _model(
+    "Target",
+    __base__=_TargetBase,
+    __doc__="A limit of one measured value; the other keys select cells by their settings.",
+    **{name: (_LIMIT | None, Field(None, description=_LIMIT_HELP[name])) for name in LIMITS},
+    of=(Line | None, Field(None, description="The study of `share`: a name or a folder.")),
+    unit=(
+        Literal["samples/s", "tokens/s"] | None,
+        Field(None, description="The unit of `throughput_per_gpu`; an error if the study has another one."),
+    ),
+    **dict.fromkeys(("gpus", *_AXIS_TYPES, *_BATCH_TYPES), (Alternatives | None, None)),
+)
+
+
+def _target_list(value: Any) -> Any:
+    """Convert a mapping to a list with a target for each limit in it; its other keys apply to all."""
+    if not isinstance(value, dict):
+        return value
+    others = {key: own for key, own in value.items() if key not in LIMITS}
+    return [{key: value[key], **others} for key in value if key in LIMITS] or [value]
+
+
+def _target_schema() -> dict[str, Any]:
+    target = Target.model_json_schema()
+    pattern = rf"^(env\.{ENV_NAME.pattern}|{_ARGUMENT.pattern})$"
+    target |= {"patternProperties": {pattern: target["additionalProperties"]}, "additionalProperties": False}
+    return {"anyOf": [{"type": "array", "items": target}, target]}
+
+
+TargetList = Annotated[list[Target], BeforeValidator(_target_list), WithJsonSchema(_target_schema())]
+
+
+class TargetsFile(Section):
+    """The content of a file with targets."""
+
+    targets: TargetList
+    """Limits of measured values."""
+
+
 class Expected(Section):
     """What a run probably takes, for the expected cost; no measurement uses it."""
 
@@ -433,6 +540,8 @@ class Matrix(Section):
     """Cells to leave out: an entry removes the cells that match all its keys."""
     include: list[Selection] = Field(default=[])
     """Cells to add; an axis that an entry does not name takes all its values."""
+    targets: TargetList = Field(default=[])
+    """Limits of measured values, which `bench report` judges; they change no run."""
 
     @property
     def size_axis(self) -> str:

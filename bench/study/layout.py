@@ -38,9 +38,13 @@ class PackFolder(JobFolder):
 
 @dataclass(frozen=True)
 class StudyFolder:
-    """Folder of a study: a planned matrix and the results of its runs."""
+    """Folder of a study: a planned matrix and the results of its runs.
+
+    If it was unpacked from an ``archive``, ``path`` is a temporary folder, and the study is only read.
+    """
 
     path: Path
+    archive: Path | None = None
 
     matrix = Child("matrix.yaml")  # copy of the planned matrix, for people: plan.json contains it, too
     site = Child("site.yaml")  # copy of the site file, if the matrix inherits from one
@@ -58,6 +62,11 @@ class StudyFolder:
     def name(self) -> str:
         """Name of the study."""
         return self.path.name
+
+    @property
+    def source(self) -> Path:
+        """The folder or archive that a user gives as the study."""
+        return self.archive or self.path
 
     @property
     def is_planned(self) -> bool:

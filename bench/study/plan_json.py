@@ -142,6 +142,7 @@ class _Plan(TypedDict):
     cells: list[_Cell]
     runs: list[_Run]
     series: NotRequired[list[_Series] | None]
+    targets: NotRequired[list[dict[str, Any]] | None]  # analysis/targets.py checks them
     warnings: NotRequired[list[_Warning | str] | None]  # version 0.1.0 wrote texts
     setup: NotRequired[list[str] | None]
     cpus_per_task: NotRequired[_Positive | None]
@@ -191,7 +192,7 @@ class PlannedStudy:
 
     def changed_matrix(self) -> str:
         """Return the path of the matrix if its file is no longer what was planned; else an empty text."""
-        name = self.plan.get("matrix_file")
+        name = None if self.folder.archive else self.plan.get("matrix_file")
         path = os.path.relpath(self.folder.path / name) if isinstance(name, str) else ""
         try:
             text = Path(path).read_text(encoding="utf-8") if path else None
@@ -213,16 +214,16 @@ class PlannedStudy:
         intent: the scheduler is asked for a job of its name.
         """
         known = self.ledger.attempts() if known is None else known
-        begun = _names(self.folder.runs)
+        begun, runs = _names(self.folder.runs), str(self.folder.runs)
         records = {}
         for run in self.runs:
             record = latest(known.get(run.run_id), run.run_id)
-            records[run.run_id] = self._with_folders(record) if run.run_id in begun else record
+            records[run.run_id] = self._with_folders(record, runs) if run.run_id in begun else record
         return records
 
-    def _with_folders(self, record: Record) -> Record:
-        """Return the record of the latest attempt that has a line in the ledger or a folder."""
-        run, last = f"{self.folder.runs}/{record.run_id}", record.attempt
+    def _with_folders(self, record: Record, runs: str) -> Record:
+        """Return the record of the latest attempt that has a line in the ledger or a folder in ``runs``."""
+        run, last = f"{runs}/{record.run_id}", record.attempt
         if not last:
             last = max((int(match[1]) for name in _names(Path(run)) if (match := ATTEMPT(name))), default=0)
         if record.refused and os.path.isdir(f"{run}/attempt-{last}"):  # noqa: PTH112
@@ -324,6 +325,19 @@ def open_study(folder: StudyFolder) -> PlannedStudy:
 def planned_cells(plan: Mapping[str, Any]) -> list[Cell]:
     """Return the cells of a plan; a table that was measured elsewhere has none."""
     return [Cell.from_json(cell) for cell in plan.get("cells") or ()]
+
+
+def physical_values(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a cell in plan.json that affect its runs, by name."""
+    others = ["series", "modes", "script", "swept", "workload", "env", "argv", "planned_epochs", "packages"]
+    others += ["repeats", "resources", "texts"]
+    values = {key: value for key, value in cell.items() if key not in others} | {"command": cell.get("argv")}
+    variables = {f"env.{key}": value for key, value in (cell.get("env") or {}).items()}
+    resources = cell.get("resources") or {}
+    whole = {name: resources.get(name) for name in ("exclusive", "gpu_type")}
+    whole["command_per"] = cell.get("command_per") or ""
+    texts = {f"{{{name}}}": text for name, text in (cell.get("texts") or {}).items()}
+    return {**values, **whole, **(cell.get("workload") or {}), **variables, **texts}
 
 
 def read_plan(folder: StudyFolder) -> dict[str, Any]:

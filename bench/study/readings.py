@@ -149,7 +149,8 @@ def _from_output(logs: Mapping[str, Path], cell: Cell) -> _Found:
     where = source if rates else " or ".join(logs)
     for name, pattern in patterns.items():
         if name != "loss" and name not in rates:
-            raise UnreadableError(f"no line of {where} matches workload.metrics.output.{name} {pattern!r}")
+            what = f"no line of {where} matches the pattern of {name}, {pattern!r}"
+            raise UnreadableError(f"{what}; correct it: workload.metrics.output, or --pattern for logs")
     if cell.is_average:
         return _average(found, cell, where, findings)
     counts = {name: len(values) for name, values in rates.items()}
@@ -189,16 +190,17 @@ def _left_out(name: str, values: Sequence[Value], source: str, **more: Any) -> V
 
 
 def _from_file(folder: RunFolder, cell: Cell) -> _Found:
-    path = folder.path / cell.metrics["csv"]
+    name = cell.metrics["csv"]
+    path = folder.path / name
     if not path.exists():
-        raise UnreadableError(f"the command did not create {path}, the file named in workload.metrics.csv")
+        raise UnreadableError(f"the command did not create {name}, the file named in workload.metrics.csv")
     columns: dict[str, str] = cell.metrics["columns"]
     records = list(_csv_records(path))
     readings: list[dict[str, Value]] = []
     for line, record in records:
         given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
         if given.keys() - {"loss"}:
-            where = f"{path}:{line}: contains"
+            where = f"{name}:{line}: contains"
             readings.append(
                 {name: Value(*read_number(text, where), line, line) for name, text in given.items()}
             )
@@ -206,10 +208,10 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
         keys = dict.fromkeys(str(key) for _, record in records for key in record)
         wanted = ", ".join(column for column in columns.values() if column not in keys) or "values"
         contained = ", ".join(keys) or "nothing"
-        raise UnreadableError(f"{path} has no {wanted} (workload.metrics.columns); it contains {contained}")
+        raise UnreadableError(f"{name} has no {wanted} (workload.metrics.columns); it contains {contained}")
     found = {name: [reading[name] for reading in readings if name in reading] for name in columns}
     if cell.is_average:
-        return _average(found, cell, str(path))
+        return _average(found, cell, name)
     findings = []
     if missing := len(readings) - len(found.get("loss", readings)):
         rate = next(name for name in columns if name != "loss")
@@ -220,7 +222,7 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
             "rows_without": missing,
         }
         findings.append(_left_out("loss", found["loss"], path.name, **others))
-    return _Found(readings, str(path), findings)
+    return _Found(readings, name, findings)
 
 
 def _csv_records(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

@@ -66,6 +66,7 @@ class SharedGpu:
 class SharedGpus(Recorded, kind="shared-gpus"):
     """Several ranks use one GPU."""
 
+    heading = "Ranks share GPUs"
     verified = True
 
     gpus: tuple[SharedGpu, ...]

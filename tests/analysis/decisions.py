@@ -180,7 +180,7 @@ def calibration(per_tenth: int, *, seed: int) -> list[tuple[int, float, float]]:
         efficiency = GUIDE * math.exp(rng.uniform(-6, 6) * error)
         base, size = (_row(n, rng.normal(0, noise, repeats)) for n in (1, 8))
         size.log_mean += math.log(efficiency * 8)
-        size.throughput_samples_per_sec *= efficiency * 8
+        size.rate *= efficiency * 8
         p = judge(size, base).p
         own = tenths[min(int(10 * p), 9)]
         if len(own) < per_tenth:
@@ -193,5 +193,5 @@ def calibration(per_tenth: int, *, seed: int) -> list[tuple[int, float, float]]:
 
 def _row(gpus: int, logs: Any) -> Any:
     rate = len(logs) / float(np.exp(-logs).sum())
-    known = {"gpus": gpus, "n": len(logs), "mode": "strong", "throughput_samples_per_sec": rate}
+    known = {"gpus": gpus, "n": len(logs), "mode": "strong", "rate": rate}
     return SimpleNamespace(**known, log_mean=float(logs.mean()), log_variance=float(logs.var(ddof=1)))

@@ -34,7 +34,7 @@ def no_figure() -> Iterator[None]:
 
 @contextmanager
 def only_svg() -> Iterator[None]:
-    """Write empty files instead of PNG and PDF within a ``with`` block."""
+    """Write empty files instead of PDFs within a ``with`` block."""
     from analysis.report.figures import drawing
 
     saved: Callable[..., bytes] = drawing._saved
@@ -56,6 +56,6 @@ def nothing_drawn() -> Iterator[None]:
 
 @pytest.fixture
 def svg_only() -> Iterator[None]:
-    """Write empty files instead of PNG and PDF."""
+    """Write empty files instead of PDFs."""
     with only_svg():
         yield

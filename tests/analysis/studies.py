@@ -519,7 +519,7 @@ def frames_of_points(points: pd.DataFrame) -> Measured:
 
 def frame(rows: Sequence[ScalingRow]) -> pd.DataFrame:
     """Return the scaling table as a frame, for computations with its columns."""
-    return table_of(rows, columns_of(ScalingRow))
+    return pd.DataFrame(table_of(rows, columns_of(ScalingRow)))
 
 
 def runs_frame(runs: Iterable[RunRow]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from bench.jobs.end import end_of
 from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunState
 from bench.study.plan_json import open_study
-from bench.study.reasons import ExitCode, Said
+from bench.study.reasons import ExitCode
 from ddp_scaling_bench.finding import messages, with_remedies
 from ddp_scaling_bench.measure.nccl_errors import logged_nccl_errors
 from ddp_scaling_bench.measure.peers import raised, symptom_of
@@ -125,33 +125,17 @@ def test_only_lost_connections_of_nccl_are_symptoms_of_another_ranks_end():
     assert raised(late).message.endswith("Connect to 10.0.0.1<4> failed : Connection timed out")
 
 
-@pytest.mark.parametrize(
-    ("failure_class", "slurms", "reason"),
-    [
-        (FailureClass.KILLED, (), "rank 0 on n1 was killed by SIGABRT; {own}"),
-        (
-            FailureClass.BAD_EXIT,
-            (ExitCode(exit_code=1),),
-            "rank 0 on n1 was killed by SIGABRT; {own}; exit code 1",
-        ),
-        (FailureClass.TIME_LIMIT, (Said(text="time limit of 10 min"),), "time limit of 10 min; {own}"),
-    ],
-)
-def test_slurms_reason_of_an_aborted_rank_contains_the_watchdogs_error(
-    tmp_path, failure_class, slurms, reason
-):
+def test_slurms_reason_of_an_aborted_rank_contains_the_watchdogs_error(tmp_path):
     _, log = read(FILES[0].with_name("recorded-watchdog-timeout.txt"))
     folder = RunFolder(tmp_path)
     folder.err.write_text(f"{log}\nsrun: error: n1: task 0: Aborted (core dumped)\n")
-    status = Status(
-        job_id="7", state=RunState.FAILED, failure_class=failure_class, reasons=slurms, exit_code=1
-    )
+    failed = {"state": RunState.FAILED, "failure_class": FailureClass.BAD_EXIT, "exit_code": 1}
+    status = Status(job_id="7", reasons=(ExitCode(exit_code=1),), **failed)
     found = messages(end_of(folder, make_cell(2, batch=4), status).reasons)
-    own = (
-        "NCCL: rank 0: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE,"
-        " NumelIn=4, NumelOut=4, Timeout(ms)=6000) ran for 6036 milliseconds before timing out"
+    assert found.startswith(
+        "rank 0 on n1 was killed by SIGABRT; NCCL: rank 0: Watchdog caught collective operat"
     )
-    assert found == reason.format(own=own)
+    assert found.endswith(" ran for 6036 milliseconds before timing out; exit code 1")
 
 
 def test_doctor_of_a_run_reads_the_log_to_which_nccl_was_diverted(errors):

@@ -11,6 +11,7 @@ import pytest
 
 from bench.cli import main
 from ddp_scaling_bench.text import one_line, printable
+from tests.analysis.figures import no_figure
 from tests.commands.command_line import bench
 from tests.common import run_program
 from tests.matrices import command, matrix
@@ -32,7 +33,6 @@ CLOSED = "error: standard output: cannot be written: it is closed; redirect it\n
         (HOSTILE, SHOWN),
         ("plain\ttext\nof two lines", "plain\ttext\nof two lines"),
         ("é 漢字 😀 1\u202f000\xa0kB", "é 漢字 😀 1\u202f000\xa0kB"),
-        ("\x1b]0;no end", "0;no end"),
         ("\x1bPdata\x1b\\after \x1b(B\x1bc!", "after !"),
         ("\udcff\u2028\ufeff", ""),
         ("\x1b[" * 50_000, ""),
@@ -51,19 +51,20 @@ def test_a_line_stays_one_line() -> None:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a study whose run has failed with a hostile reason, and hostile logs."""
     folder = tmp_path_factory.mktemp("streams")
-    axes, workload = {"tasks_per_node": [1]}, command(["python", "train.py"])
+    axes, workload = {"tasks_per_node": [1], "launcher": ["own"]}, command(["python", "train.py"])
     (folder / "m.yaml").write_text(matrix("m", axes=axes, workload=workload))
     (folder / "train.py").write_text(f"raise SystemExit('RuntimeError: ' + {OF_ONE_LINE!r})")
-    assert bench("run", "m.yaml", cwd=folder).returncode == 1
+    with no_figure():
+        assert bench("run", "m.yaml", cwd=folder).returncode == 1
     return folder
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 @pytest.mark.parametrize(
     "words",
     [
         *("status m", "status m --watch", "verify m", "doctor m", "report m", "advise m --samples 1k"),
-        *("compare m m", "submit m --dry-run", "cancel m"),
-        *("status m --json", "verify m --json", "doctor m --json"),
+        *("compare m m", "cancel m", "status m --json"),
     ],
 )
 def test_a_hostile_reason_does_not_reach_the_terminal(study: Path, words: str) -> None:
@@ -81,7 +82,6 @@ def test_a_hostile_reason_does_not_reach_the_terminal(study: Path, words: str) -
     [
         *([verb, HOSTILE.replace("\0", "")] for verb in ("status", "plan", "lint", "doctor", "preflight")),
         ["report", "m", "--baseline", HOSTILE],
-        ["status", f"--{HOSTILE}"],
         [HOSTILE],
         [f"--{HOSTILE}"],
     ],
@@ -107,18 +107,11 @@ def test_the_table_on_a_terminal_shows_markup_as_text(study: Path) -> None:
     [
         ("bench status m >&-", 2, "", CLOSED),
         ("bench status m > /dev/full", 2, "", FULL),
-        ("bench status m --json > /dev/full", 2, "", FULL),
-        ("bench status m > /dev/full 2>&-", 2, "", ""),
         ("bench status m > /dev/full 2> /dev/full", 2, "", ""),
         ("bench status m <&- >&- 2>&-", 2, "", ""),
         ("bench --help > /dev/full", 2, "", FULL),
-        ("bench --version >&-", 2, "", CLOSED),
         ("bench doctor - <&-", 2, "", NO_INPUT),
-        ("bench lint - <&-", 2, "", NO_INPUT),
-        ("bench status m | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
         ("bench status m --json | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
-        ("bench --help | sleep 0; exit ${PIPESTATUS[0]}", 141, "", ""),
-        ("bench lint nothing.sh 2>&-", 2, "", ""),
     ],
 )
 def test_a_broken_stream_ends_cleanly(study: Path, shell: str, code: int, printed: str, said: str) -> None:

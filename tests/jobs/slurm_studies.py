@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,18 @@ GATE = Path(__file__).parents[2].joinpath("slurm_templates/gate.j2").read_text(e
 GATE += 'claim_folder "$1" "$SLURM_JOB_ID" "${SLURM_RESTART_COUNT:-0}"'
 #: Commands that write the results that the executor expects of a successful run.
 MEASURE = f"printf '%s\\n' {','.join(METRICS_COLUMNS)} {',' * (len(METRICS_COLUMNS) - 1)} >\"$1/metrics.csv\""
+
+
+#: Modules of a user with the names of bench's own, and of packages that it uses.
+NAMES = ("bench.py", "analysis/__init__.py", "torch_helpers.py", "psutil.py", "yaml.py", "rich/__init__.py")
+
+
+def add_modules(folder: Path, names: Iterable[str] = NAMES) -> None:
+    """Write modules that end the process that imports them."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"raise SystemExit('the module {name} of the user was imported')\n")
 
 
 class Command(subprocess.Popen[str]):

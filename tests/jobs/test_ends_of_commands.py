@@ -3,9 +3,6 @@
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -180,13 +177,12 @@ for batch in recorder.batches([torch.ones(1)] * 3):
         ("raise ValueError('planted')", "ValueError: planted"),
     ],
 )
-def test_a_training_without_a_step_is_named_unless_it_failed(tmp_path, rest, reason):
-    folder, given = RunFolder(tmp_path), {**os.environ, "BENCH_RUN_DIR": str(tmp_path)}
-    with open(folder.err, "w") as err:
-        code = subprocess.run(
-            [sys.executable, "-c", NO_STEP + rest], env=given, stderr=err, check=False
-        ).returncode
-    write_json(folder.end, {"exit_code": code, "by": "exit"})
+def test_a_training_without_a_step_is_named_unless_it_failed(server, tmp_path, rest, reason):
+    folder, script = RunFolder(tmp_path), tmp_path / "train.py"
+    script.write_text(NO_STEP + rest)
+    done = server.start(tmp_path, [{"BENCH_RUN_DIR": str(tmp_path)}], "script", [str(script)]).finish()
+    folder.err.write_text(done.err[0])
+    write_json(folder.end, {"exit_code": done.codes[0], "by": "exit"})
     assert end_of(folder, COMMAND, None).reasons[0].message == reason
 
 
@@ -219,8 +215,12 @@ SAID = {
     ),
     "on": (f"{AFTER}.* time limit.*", None),
 }
-HERE = {"executor": "local", "time_limit": "5m"}, {"tasks_per_node": [2]}, ["hang", "leave"]
-THERE = slurm(exclusive=False, time_limit="5m"), {"nodes": [2], "tasks_per_node": [1]}, ["hang", "on"]
+HERE = {"executor": "local", "time_limit": "5m"}, {"tasks_per_node": [2], "launcher": ["torchrun"]}, ["leave"]
+THERE = (
+    slurm(exclusive=False, time_limit="5m", env={"GLOO_SOCKET_IFNAME": "eth0"}),
+    {"nodes": [2], "tasks_per_node": [1], "launcher": ["srun"]},
+    ["hang", "on"],
+)
 
 
 def hangs(folder: RunFolder) -> bool:
@@ -230,18 +230,13 @@ def hangs(folder: RunFolder) -> bool:
 
 
 def end_in_time(study: Study) -> None:
-    """Submit a study, and let its runs reach their time limit once one hangs and another has been measured."""
+    """Let the runs of a study reach their time limit once one hangs and the other has been measured."""
     runs = {run.cell_id.rpartition(".")[2]: run.run_id for run in study.planned.runs}
-    with study.start("submit", "STUDY", "--wait") as process:
-        wait_for(lambda: hangs(study.attempt(runs["hang"])), what="ranks that hang")
-        if "on" in runs:
-            wait_for(study.attempt(runs["on"]).sums.exists, what="the last window")
-            for run_id in runs.values():
-                words = ["scontrol", "update", f"JobId={study.record(run_id).job_id}", "EndTime=now+1"]
-                run_program(words, env={**os.environ, **study.environment}, check=True)
-        else:  # what the script does at its limit
-            os.kill(int(study.record(runs["hang"]).job_id.split(":")[1]), signal.SIGALRM)
-        process.communicate(timeout=280)
+    wait_for(lambda: hangs(study.attempt(runs["hang"])), what="ranks that hang")
+    wait_for(study.attempt(runs["on"]).sums.exists, what="the last window")
+    for run_id in runs.values():
+        words = ["scontrol", "update", f"JobId={study.record(run_id).job_id}", "EndTime=now+1"]
+        run_program(words, env={**os.environ, **study.environment}, check=True)
 
 
 @pytest.mark.slow
@@ -254,12 +249,16 @@ def test_ranks_that_hang_leave_or_train_on_are_named(request, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TRAIN)
     commands = [{"name": word, "run": f"python train.py {word}"} for word in words]
-    axes = {**ranks, "launcher": ["torchrun"], "command": commands}
+    axes = {**ranks, "command": commands}
     workload = {"device": "cpu", "metrics": "recorder", **LENGTHS}
     study = plan_study(tmp_path, matrix(cluster=cluster, axes=axes, workload=workload), environment)
-    end_in_time(study)
+    assert study.bench("submit", "STUDY").returncode == is_here
+    if not is_here:
+        end_in_time(study)
+        study.bench("submit", "STUDY", "--wait")
     for run in study.planned.runs:
-        record, (reason, cause) = study.record(run.run_id), SAID[run.cell_id.rpartition(".")[2]]
+        word = run.cell_id.rpartition(".")[2] if len(words) > 1 else words[0]
+        record, (reason, cause) = study.record(run.run_id), SAID[word]
         assert re.fullmatch(reason, record.reason), record.reason
         assert (record.state, record.cause) == ("failed" if cause else "completed", cause)
         assert not cause or "--time" not in study.bench("doctor", f"{study.folder}/runs/{run.run_id}").stdout

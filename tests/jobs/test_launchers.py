@@ -1,11 +1,10 @@
 """The same matrix with srun and torchrun on a real Slurm, from plan to report; options of sites."""
 
+import contextlib
 import json
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,12 +12,25 @@ from ddp_scaling_bench.cell_json import read_cell
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.jobs.slurm_studies import MEASURE, Study, plan_study, run_id, scripted_study, submitted
+from tests.commands.command_line import is_reported
+from tests.common import read_rows
+from tests.jobs.slurm_studies import (
+    MEASURE,
+    Study,
+    add_modules,
+    plan_study,
+    run_id,
+    scripted_study,
+    submitted,
+)
 from tests.matrices import BARE, SHORT, command, matrix, slurm, torchrun_cell, training
+from tests.train.ranks import ROOT
+
+ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
 
 MATRIX = matrix(
     "launchers",
-    cluster=slurm(exclusive=False, time_limit="5m", env={"GLOO_SOCKET_IFNAME": "eth0"}),
+    cluster=slurm(exclusive=False, time_limit="5m", env=ETH0),
     axes={"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun"]},
     batch=2,
     include=[torchrun_cell(nodes=2, tasks_per_node=[2, 1], per_gpu_batch=2)],
@@ -28,18 +40,36 @@ MATRIX = matrix(
 
 @pytest.fixture(scope="module")
 def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Execute all cells."""
-    study = plan_study(tmp_path_factory.mktemp("launchers"), MATRIX, running_cluster.environment)
-    with submitted(study, "--wait"):
+    """Execute one cell as a job, and the other in a pack, in a folder with modules of the user."""
+    folder = tmp_path_factory.mktemp("launchers")
+    add_modules(folder)
+    environment = {**running_cluster.environment, "PYTHONPATH": f".:{ROOT}"}
+    study = plan_study(folder, MATRIX, environment)
+    with contextlib.chdir(folder), submitted(study, "--only", "launcher=srun"), submitted(study, "--pack"):
+        done = study.bench("submit", "STUDY", "--wait")
+        assert done.stderr.splitlines()[-2] == "study launchers: 2 completed", done.stderr
+        runs = study.status()
+        wait_for(
+            lambda: all(study.attempt(run).sacct_summary.is_file() for run in runs), what="the accounting"
+        )
         yield study
 
 
-def test_every_run_of_either_launcher_completes_and_passes(study):
-    shown = study.status()
-    assert len(shown) == 2
-    assert {run.state for run in shown.values()} == {"completed"}
+def test_every_run_of_either_launcher_passes_as_a_job_and_in_a_pack(study, nothing_drawn):
     verified = study.bench("verify", "STUDY")
-    assert verified.stdout.splitlines()[-1] == "2 of 2 runs pass"
+    assert verified.stdout.splitlines()[-1] == "2 of 2 runs pass", verified.stdout
+    alone, packed = (study.attempt(name) for name in study.status())
+    names, others = ({path.name for path in folder.path.iterdir()} for folder in (alone, packed))
+    assert others == names | {"pack_end.json", "heartbeat.2.json"}  # it has three ranks
+    for folder in (alone, packed):
+        hosts = [host["host"] for host in json.loads(folder.env.read_text())["hosts"]]
+        (window,) = json.loads(folder.conditions.read_text())["windows"]
+        assert [node["node"] for node in window["nodes"]] == hosts
+    assert is_reported(study.bench("report", "STUDY"))
+    runs = read_rows(study.folder / "report/runs.csv")
+    assert [(row["allocation"], row["allocation_id"]) for row in runs] == [
+        (kind, study.record(row["run_id"]).job_id) for kind, row in zip(("job", "pack"), runs, strict=True)
+    ]
 
 
 RANK = """\
@@ -74,8 +104,7 @@ exec "$@"' bash "${@:3}"
 """
 
 
-@pytest.mark.parametrize("metrics", ["recorder", "none"])
-@pytest.mark.parametrize(("per", "tasks"), [("node", 2), ("job", 1)])
+@pytest.mark.parametrize(("per", "tasks", "metrics"), [("node", 2, "none"), ("job", 1, "recorder")])
 def test_a_command_starts_its_own_ranks(per, tasks, metrics, tmp_path, running_cluster):
     for name, text in (("rank.py", RANK), ("node.py", PER_NODE), ("job.sh", PER_JOB)):
         (tmp_path / name).write_text(text)
@@ -86,7 +115,7 @@ def test_a_command_starts_its_own_ranks(per, tasks, metrics, tmp_path, running_c
     }[per]
     text = matrix(
         "own",
-        cluster=slurm(exclusive=False, env={"GLOO_SOCKET_IFNAME": "eth0"}),
+        cluster=slurm(exclusive=False, env=ETH0),
         axes={"nodes": [2], "tasks_per_node": [tasks], "backend": ["gloo"], "launcher": ["own"]},
         batch=2,
         workload=command(words, metrics=metrics, command_per=per, **SHORT),
@@ -122,55 +151,36 @@ def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cl
         assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
         assert content["submitted_at"][:19] <= run.end.started_at <= run.end.ended_at
         steps = [line.split()[0] for line in folder.sacct_summary.read_text().splitlines()[1:]]
-        assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
+        if content["allocation"]["kind"] == "job":
+            assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
         said = folder.out.read_text() + folder.err.read_text()
         assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
 
 
-#: A training without an end, of which each rank notes SIGTERM.
-ENDLESS = """\
-import os, signal, sys, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from ddp_scaling_bench import Recorder
-dist.init_process_group("gloo")
-torch.set_num_threads(1)
-path = f"{os.environ['BENCH_RUN_DIR']}/term.{dist.get_rank()}"
-signal.signal(signal.SIGTERM, lambda *_: (open(path, "w").close(), os._exit(1)))
-recorder = Recorder(model := DistributedDataParallel(torch.nn.Linear(4, 2)))
-while True:
-    with recorder.step(8):
-        time.sleep(0.01)
-        model(torch.randn(8, 4)).square().mean().backward()
+#: A program without an end, of which each rank notes SIGTERM; rank 0 writes what a recorder does after the windows.
+ENDLESS = f"""\
+trap 'touch "$1/term.$RANK"; exit 1' TERM
+[ "$RANK" != 0 ] || {{ {MEASURE}; touch "$1/SHA256SUMS"; }}
+while :; do sleep 0.2; done
 """
 
 
-def endless(folder: Path, executor: dict[str, Any], **axes: Any) -> str:
-    """Return the matrix of an endless training, whose runs end after their last window."""
-    (folder / "endless.py").write_text(ENDLESS)
-    return matrix(
-        "endless",
-        cluster=executor | {"time_limit": "4m", "stop_after_measurement": True},
-        axes={"backend": ["gloo"], **axes},
-        include=[torchrun_cell(nodes=1, tasks_per_node=1)],  # which srun does not start
-        workload=command(["python", f"{folder}/endless.py"], metrics="recorder", **SHORT),
-    )
-
-
-def stopped(folder: RunFolder) -> tuple[int, str, int]:
-    """Return exit code, who ended the run, and the number of ranks that got SIGTERM."""
-    end = json.loads(folder.end.read_text())
-    return end["exit_code"], end["by"], len(list(folder.path.glob("term.*")))
-
-
 def test_a_job_ends_after_its_last_window(running_cluster, tmp_path):
-    cluster = slurm(exclusive=False, env={"GLOO_SOCKET_IFNAME": "eth0"})
-    text = endless(tmp_path, cluster, nodes=[2], tasks_per_node=[1], launcher=["srun"])
+    (tmp_path / "endless.sh").write_text(ENDLESS)
+    text = matrix(
+        "endless",
+        cluster=slurm(exclusive=False, time_limit="4m", stop_after_measurement=True),
+        axes={"backend": ["gloo"], "nodes": [2], "tasks_per_node": [1], "launcher": ["srun"]},
+        include=[torchrun_cell(nodes=1, tasks_per_node=1)],  # which srun does not start
+        workload=command(["bash", f"{tmp_path}/endless.sh", "{run_dir}"], metrics="recorder", **SHORT),
+    )
     study = plan_study(tmp_path, text, running_cluster.environment)
     with submitted(study, "--pack", "--wait"):
         for run in study.status().values():
-            assert run.state == "completed"
-            ranks = study.planned.cell_of(run.run_id).world_size
-            assert stopped(study.attempt(run.run_id)) == (0, "measured", ranks)
+            folder, ranks = study.attempt(run.run_id), study.planned.cell_of(run.run_id).world_size
+            end = json.loads(folder.end.read_text())
+            assert (run.state, end["exit_code"], end["by"]) == ("completed", 0, "measured")
+            assert len(list(folder.path.glob("term.*"))) == ranks
 
 
 #: Without `exclusive`, because the batch shell of a whole node sees all its GPUs.
@@ -267,20 +277,25 @@ def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_pat
     assert study.status()[run_id(1)].state == "cancelled"
 
 
-ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
-TRAINING = training(parameters="100k", **BARE | {"steps_per_epoch": 1, "attribution_steps": 0})
+#: Write the affinity that a recorder would write into env.json.
+AFFINITY = """\
+import os, sys
+from ddp_scaling_bench.measure.ranks import own_facts
+rank = int(os.environ["RANK"])
+open(f"{sys.argv[1]}/cores.{rank}", "w").write(str(own_facts(rank, rank, os.environ).core_ids))
+"""
 
 
-def test_masks_per_rank_arrive_in_a_pack_and_are_recorded_in_env_json(cluster, tmp_path):
-    section = slurm(exclusive=True, time_limit="5m", srun_options=["--cpu-bind=mask_cpu:0x2,0x1"], env=ETH0)
+def test_masks_per_rank_arrive_in_a_pack(cluster, tmp_path):
+    (tmp_path / "affinity.py").write_text(AFFINITY)
+    section = slurm(exclusive=True, time_limit="5m", srun_options=["--cpu-bind=mask_cpu:0x2,0x1"])
     del section["cpus_per_task"]
-    axes = {"nodes": [1], "tasks_per_node": [2]}
-    text = matrix("bindings", cluster=section, axes=axes, batch=2, workload=TRAINING)
-    study = plan_study(tmp_path, text, cluster.environment)
+    workload = command([sys.executable, f"{tmp_path}/affinity.py", "{run_dir}"])
+    text = matrix("bindings", cluster=section, axes={"nodes": [1], "tasks_per_node": [2]}, workload=workload)
+    study = plan_study(tmp_path, text, {**cluster.environment, "PYTHONPATH": str(ROOT)})
     with submitted(study, "--wait", "--pack"):
         (shown,) = study.status().values()
-    folder = study.folder / f"runs/{shown.run_id}/attempt-1"
-    assert shown.state == "completed", (shown, (folder / "job.err").read_text())
+    folder = study.attempt(shown.run_id)
+    assert shown.state == "completed", (shown, folder.err.read_text())
     assert study.run_json(shown.run_id)["allocation"]["kind"] == "pack"
-    (host,) = json.loads((folder / "env.json").read_text())["hosts"]
-    assert (host["ranks"], host["affinity"]) == ([0, 1], ["1", "0"])
+    assert [(folder.path / f"cores.{rank}").read_text() for rank in (0, 1)] == ["[1]", "[0]"]

@@ -21,31 +21,24 @@ from bench.plan import make_plan, write_plan
 from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import next_attempt
-from ddp_scaling_bench.records import METRICS_COLUMNS
 from tests.cluster.containers import wait_for
 from tests.commands.command_line import bench
 from tests.common import run_program
-from tests.matrices import BARE, matrix, training
+from tests.matrices import BARE, command, matrix, training
 
 #: A process in a session of its own, as ranks are, which ignores SIGTERM.
 STUBBORN = "(trap '' TERM; exec setsid sleep 4242) &"
 BEGUN = 'touch "$run_dir/begun"'
 
 
-def planned(
-    folder: Path, ranks=(1, 2), *, steps=4, epochs=2, repeats=1, limit="2m", **cluster: Any
-) -> PlannedStudy:
+def planned(folder: Path, ranks=(1, 2), *, steps=4, limit="2m", **cluster: Any) -> PlannedStudy:
     """Plan a study of tiny runs in a folder with an awkward name."""
     root = folder / "it's a folder"
     root.mkdir(exist_ok=True)
     path = root / "tiny.yaml"
     cluster = {"executor": "local", "time_limit": limit, **cluster}
-    workload = training(
-        parameters="20k", **BARE | {"steps_per_epoch": steps, "epochs": epochs, "val_steps": 1}
-    )
-    path.write_text(
-        matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload, repeats=repeats)
-    )
+    workload = training(parameters="20k", **BARE | {"steps_per_epoch": steps, "epochs": 2, "val_steps": 1})
+    path.write_text(matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload))
     return open_study(write_plan(make_plan(path), root / "results"))
 
 
@@ -193,25 +186,24 @@ def submission(study: PlannedStudy) -> subprocess.Popen:
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
 
 
-def ranks_of(study: PlannedStudy) -> list[psutil.Process]:
-    """Return the rank processes of a study."""
-    found = []
-    for process in psutil.process_iter(["environ"]):
-        variables = process.info["environ"] or {}
-        if variables.get("BENCH_JOB", "").endswith(study.plan["key"]) and "LOCAL_RANK" in variables:
-            found.append(process)
-    return found
+def commands(folder: Path, words: str, *, ranks: int = 1, repeats: int = 1, **cluster: Any) -> PlannedStudy:
+    """Plan a study of a shell command: torchrun starts several ranks, a script a single process."""
+    cluster = {"executor": "local", "time_limit": "2m", **cluster}
+    axes = {"tasks_per_node": [ranks], "launcher": ["torchrun" if ranks > 1 else "own"]}
+    workload = command(["bash", "-c", words, "bash", "{run_dir}"])
+    path = folder / "own.yaml"
+    path.write_text(matrix("own", cluster=cluster, axes=axes, workload=workload, repeats=repeats))
+    return open_study(write_plan(make_plan(path), folder / "results"))
 
 
-def test_a_script_is_executed_by_hand_with_the_same_results(tmp_path):
-    study = planned(tmp_path, ranks=[2])
+def test_a_script_is_executed_by_hand(tmp_path):
+    study = commands(tmp_path, 'touch "$1/done"')
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     script = study.script(study.runs[0].cell_id).absolute()
     done = run_program(["bash", script], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "2/2 ranks joined" in done.stdout
     (folder,) = tmp_path.glob("manual-*")
-    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    assert (folder / "done").exists()
     assert run_program(["bash", script, folder], env=env).returncode == 1, "a second start in the folder"
     done = run_program(["bash", script, tmp_path / "new/folder"], env=env | {"BENCH_PYTHON": "nopython"})
     assert (done.returncode, (tmp_path / "new/folder/end.json").exists()) == (127, True)
@@ -225,56 +217,55 @@ def test_a_line_of_a_script_decides_what_runs(tmp_path):
     text = script.read_text().replace('"steps_per_epoch": 4,', '"steps_per_epoch": 7,')
     script.write_text(text.replace("BENCH_PER_GPU_BATCH=4 ", "BENCH_PER_GPU_BATCH=8 "))
     assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 0
-    rows = csv.DictReader(study.folder.attempt(run.run_id, 1).metrics_csv.read_text().splitlines())
+    folder = study.folder.attempt(run.run_id, 1)
+    assert "2/2 ranks joined" in folder.out.read_text()
+    rows = csv.DictReader(folder.metrics_csv.read_text().splitlines())
     assert [(row["steps"], row["samples"]) for row in rows] == [("7", "112"), ("7", "112")]
     done = bench("verify", str(study.folder.path), cwd=tmp_path)
     assert "FAIL  samples: 112, expected 32 per epoch" in done.stdout
 
 
-def test_a_killed_rank_fails_its_run_with_the_reason_and_other_runs_continue(tmp_path):
-    study = planned(tmp_path, ranks=[2], steps=400, epochs=50, repeats=2)
-    first, second = (run.run_id for run in study.runs)
+def test_a_killed_rank_fails_its_run_with_the_reason_and_the_next_run_starts(tmp_path):
+    words = (
+        'echo $BASHPID >"$1/.$RANK" && mv "$1/.$RANK" "$1/pid.$RANK"; [ -e "$1/../../../go" ] || sleep 4242'
+    )
+    study = commands(tmp_path, words, ranks=2, repeats=2)
+    folder = study.folder.attempt(study.runs[0].run_id, 1).path
     with submission(study) as process:
-        try:
-            folder = study.folder.attempt(first, 1)
-            wait_for(folder.metrics_csv.exists, what="the first epoch")
-            wait_for(lambda: len(ranks_of(study)) == 2, what="both ranks")
-            victim = next(rank for rank in ranks_of(study) if rank.environ()["RANK"] == "1")
-            victim.send_signal(signal.SIGKILL)
-            wait_for(lambda: states(study)[first] == "failed", what="the end")
-            # `bench submit` or `bench status` writes the end: the one that has the lock.
-            reason = "was killed by SIGKILL"
-            wait_for(lambda: reason in study.records()[first].reason, what="the end in the ledger")
-            rows = folder.metrics_csv.read_text().splitlines()
-            assert len(rows) > 1
-            assert all(row.count(",") == len(METRICS_COLUMNS) - 1 for row in rows)
-            wait_for(lambda: states(study)[second] == "running", what="the next run")
-        finally:
-            process.kill()
-            bench("cancel", str(study.folder.path), cwd=tmp_path)
-    wait_for(lambda: not ranks_of(study), what="the end of the ranks")
+        wait_for(lambda: len(list(folder.glob("pid.*"))) == 2, what="both ranks")
+        (study.folder.path / "go").touch()
+        os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
+        process.wait(280)
+    first, second = study.records().values()
+    assert (str(first.state), str(second.state)) == ("failed", "completed")
+    assert "rank 1 on" in first.reason
+    assert "was killed by SIGKILL" in first.reason
+    assert not psutil.pid_exists(int((folder / "pid.0").read_text()))
 
 
 def test_a_run_goes_on_without_its_bench_submit_and_is_not_started_again(tmp_path):
-    study = planned(tmp_path, ranks=[2], steps=60, epochs=20, repeats=2)
+    study = commands(tmp_path, f'touch "$1/begun"; until [ -e {tmp_path}/go ]; do sleep 0.1; done', repeats=2)
     first, second = (run.run_id for run in study.runs)
     with submission(study) as process:
-        wait_for(study.folder.attempt(first, 1).metrics_csv.exists, what="the first epoch")
+        wait_for((study.folder.attempt(first, 1).path / "begun").exists, what="the first run")
         process.kill()
     assert states(study) == {first: "running", second: "planned"}
+    (tmp_path / "go").touch()
     done = bench("submit", str(study.folder.path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert states(study) == {first: "completed", second: "completed"}
     assert [record.attempt for record in study.records().values()] == [1, 1]
 
 
-def test_set_up_lines_and_variables_reach_the_ranks_literally(tmp_path):
+def test_set_up_lines_and_variables_reach_the_program_literally(tmp_path):
     setup = ["export FROM_SETUP='a b'", "touch set-up-ran"]
-    study = planned(tmp_path, ranks=[1], setup=setup, env={"NCCL_DEBUG": "$(touch planted) 'x"})
+    words = 'printf "%s|%s" "$FROM_SETUP" "$NCCL_DEBUG" >"$1/said"'
+    study = commands(tmp_path, words, setup=setup, env={"NCCL_DEBUG": "$(touch planted) 'x"})
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = bench("submit", str(study.folder.path), cwd=tmp_path, **env)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "set-up-ran").exists()
     assert not (tmp_path / "planted").exists()
-    content = json.loads(study.folder.attempt(study.runs[0].run_id, 1).env.read_text())
-    assert content["env"]["NCCL_DEBUG"] == "$(touch planted) 'x"
+    folder = study.folder.attempt(study.runs[0].run_id, 1)
+    assert (folder.path / "said").read_text() == "a b|$(touch planted) 'x"
+    assert json.loads(folder.env.read_text())["env"]["NCCL_DEBUG"] == "$(touch planted) 'x"

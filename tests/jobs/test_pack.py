@@ -11,33 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from bench.jobs.slurm.pack import first_host
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.commands.command_line import is_reported
 from tests.common import write_program
 from tests.jobs.slurm_studies import MEASURE, Study, plan_study, scripted_study, submitted
-from tests.matrices import BARE, matrix, slurm, torchrun_cell, training
-
-DDP = matrix(
-    "ddp",
-    cluster=slurm(time_limit="3m", env={"GLOO_SOCKET_IFNAME": "eth0"}),
-    axes={"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun"]},
-    include=[torchrun_cell(nodes=1, tasks_per_node=2)],
-    workload=training(parameters="100k", **BARE | {"sweep_time": 0.1}),
-)
-ALONE = "n1x2-gloo-torchrun-b4-r1"
-
-
-@pytest.fixture(scope="module")
-def ddp(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Start a pack of real DDP runs, which are slow on few cores."""
-    study = plan_study(tmp_path_factory.mktemp("ddp"), DDP, running_cluster.environment)
-    with submitted(study, "--pack"):
-        yield study
+from tests.matrices import matrix
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +61,7 @@ def test_over_the_repeats_every_size_uses_every_node_equally_often(nodes, hosts)
 
 
 def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
-    scripted, running_cluster, ddp, overrun
+    scripted, running_cluster, overrun, nothing_drawn
 ):
     note = 'printf "%s" "$BENCH_STEP_HOSTS" | tr "\\n" " " >"$1/hosts"'
     placed = 'srun -N "$n" -n "$n" --ntasks-per-node=1 -w "${BENCH_STEP_HOSTS//$\'\\n\'/,}" printenv SLURMD_NODENAME'
@@ -98,6 +79,9 @@ def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
         assert Counter(host for one in hosts for host in one) == {f"n{i}": size for i in (1, 2, 3, 4)}
     order = [line.split()[1] for line in (study.folder / "packs/pack-1/members").read_text().splitlines()]
     assert order == [run.run_id for run in study.planned.runs]
+    assert study.bench("report", "STUDY").returncode == 1, "no run has a throughput"
+    page = (study.folder / "report/index.html").read_text()
+    assert f"8 runs one after another in the allocation of job {study.job_ids()[0]}" in page
 
 
 def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running_cluster, tmp_path):
@@ -292,39 +276,3 @@ def test_the_jobs_time_limit_keeps_finished_runs_and_the_rest_is_started_again(o
     ]
     dry = study.bench("submit", "STUDY", "--pack", "--dry-run").stdout.splitlines()
     assert [line.split()[1] for line in dry[1:-1]] == [run.run_id for run in study.planned.runs[2:]]
-
-
-def test_a_pack_leaves_the_same_folders_as_single_jobs(ddp, running_cluster, tmp_path, nothing_drawn):
-    alone = plan_study(tmp_path / "alone", DDP, running_cluster.environment)
-    assert alone.bench("submit", "STUDY", "--only", ALONE).returncode == 0
-    done = ddp.bench("submit", "STUDY", "--pack", "--wait")
-    assert done.returncode == 0, ddp.bench("verify", "STUDY").stdout
-    assert done.stderr.splitlines()[-2] == "study ddp: 2 completed"
-    assert len(ddp.job_ids()) == 1
-    verified = ddp.bench("verify", "STUDY", "--json")
-    assert verified.returncode == 0, verified.stdout
-    wait_for(
-        lambda: (
-            all(ddp.attempt(run_id).sacct_summary.is_file() for run_id in ddp.status())
-            and _states(alone)[ALONE] == "completed"
-        ),
-        what="the accounting of all runs, and the single job",
-    )
-    names = {path.name for path in alone.attempt(ALONE).path.iterdir()}
-    for run_id, record in ddp.status().items():
-        folder = ddp.attempt(run_id)
-        assert {path.name for path in folder.path.iterdir()} == names | {"pack_end.json"}
-        hosts = [host["host"] for host in json.loads(folder.env.read_text())["hosts"]]
-        assert hosts == record.end.hosts.split(",")
-        (window,) = json.loads(folder.conditions.read_text())["windows"]
-        assert [node["node"] for node in window["nodes"]] == hosts
-    # torchrun on one node is started by the job's shell, without a step of srun.
-    table = alone.attempt(ALONE).sacct_summary.read_text().splitlines()[1:]
-    job = alone.record(ALONE).job_id
-    assert [line.split()[0] for line in table] == [job, f"{job}.batch"]
-    assert is_reported(ddp.bench("report", "STUDY"))
-    runs = pd.read_csv(ddp.folder / "report/runs.csv")
-    assert set(runs["allocation"]) == {"pack"}
-    assert set(runs["allocation_id"]) == {int(ddp.job_ids()[0])}
-    page = (ddp.folder / "report/index.html").read_text()
-    assert f"2 runs one after another in the allocation of job {ddp.job_ids()[0]}" in page

@@ -1,26 +1,22 @@
 """`bench preflight`: a study whose command measures the nodes, on a real cluster and as processes."""
 
-import csv
 import json
-import os
 import shlex
-import socket
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 from ddp_scaling_bench.train.nodecheck import Member, Outcome, Rows, Task, rounds
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
-from tests.common import write_program
+from tests.common import read_rows, write_program
 from tests.matrices import matrix, slurm
+from tests.train.ranks import torchrun_env
 
-#: The measurement with shorter windows; the tests need no precise rates.
+#: The measurement with shorter windows and messages; the tests need no precise rates.
 SHORT = """\
 import os, signal, sys, time
 import ddp_scaling_bench.train.nodecheck as nodecheck
-nodecheck.WINDOW_S = 0.2
+nodecheck.WINDOW_S, nodecheck._EXCHANGED, nodecheck._EXCHANGING_S = 0.2, (2**20, 2**22), 0.2
 nodecheck.EXCHANGE_S = float(os.environ.get("EXCHANGE_S", "30"))
 """
 #: A stand-in for python, which receives ``-m ddp_scaling_bench.train.nodecheck FILE --device cpu``.
@@ -51,42 +47,19 @@ def test_a_node_with_a_slow_link_is_found_and_the_next_call_measures_again(clust
     cluster.link("80mbit", nodes=["n3"])
     try:
         words = ("preflight", "nodes.yaml", "--threshold", "0.5")
-        first = command_line.bench(*words, "--json", cwd=tmp_path, **cluster.environment)
-        second = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
+        first = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
+        second = command_line.bench(*words, "--json", cwd=tmp_path, **cluster.environment)
     finally:
         cluster.link(None)
     assert first.returncode == 1, first.stderr
-    found = json.loads(first.stdout)
+    assert "n3 is unfit: exchange " in first.stdout
+    assert first.stdout.count('in the matrix, below cluster:\n  exclude: "n4,n3"\n') == 1
+    assert second.returncode == 1, second.stderr
+    found = json.loads(second.stdout)
     assert {one["node"]: one["fit"] for one in found["nodes"]} == {"n1": True, "n2": True, "n3": False}
     assert (found["exclude"], found["links"], found["pairs"]) == (["n3"], [], 3)
-    assert second.returncode == 1, second.stderr
-    assert "n3 is unfit: exchange " in second.stdout
-    assert second.stdout.count('in the matrix, below cluster:\n  exclude: "n4,n3"\n') == 1
     names = ["nodes-1", "nodes-2"]
     assert sorted(one.name for one in (tmp_path / "results/preflight").iterdir()) == names
-
-
-def nodecheck(folder: Path, program: str, *, ranks: int, **environment: str) -> list[dict[str, str]]:
-    """Run the program as ranks of as many nodes n0, n1, ..., and return its rows."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    file = folder / "rows.csv"
-    common = {**os.environ, **environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common |= {
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": "0",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    words = [sys.executable, "-c", SHORT + program, str(file), "--device", "cpu"]
-    started = [
-        subprocess.Popen(words, env={**common, "RANK": str(rank), "SLURMD_NODENAME": f"n{rank}"})
-        for rank in range(ranks)
-    ]
-    assert [process.wait(timeout=240) for process in started] == [0] * ranks
-    with file.open(newline="") as rows:
-        return list(csv.DictReader(rows))
 
 
 #: The memory of n0 fails, that of n1 hangs, and n2 loses its process in every exchange. No exchange depends on
@@ -111,18 +84,25 @@ def memory(device):
     if rank == 1:
         time.sleep(600)
     return 1e9
-nodecheck.exchange_rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 15.0
+nodecheck.exchange_rate, nodecheck.memory_rate, nodecheck.MEASURE_S = rate, memory, 8.0
 nodecheck.main()
 """
 
 
-def test_a_fault_or_a_hang_is_a_row_with_its_reason_and_the_others_are_measured(tmp_path):
-    rows = nodecheck(tmp_path, FAULTY, ranks=4, EXCHANGE_S="120")
+def test_a_fault_or_a_hang_is_a_row_with_its_reason_and_the_others_are_measured(server, tmp_path):
+    script, file = tmp_path / "faulty.py", tmp_path / "rows.csv"
+    script.write_text(SHORT + FAULTY)
+    nodes = [{**env, "LOCAL_RANK": "0", "EXCHANGE_S": "120"} for env in torchrun_env(4)]
+    environments = [{**env, "SLURMD_NODENAME": f"n{rank}"} for rank, env in enumerate(nodes)]
+    server.start(
+        tmp_path, environments, "script", [str(script), str(file), "--device", "cpu"]
+    ).finish().succeeded()
+    rows = read_rows(file)
     assert {row["pass"] for row in rows} == {"1", "2"}
     memory = {row["node"]: row["value"] or row["reason"] for row in rows if row["check"] == "memory"}
     assert memory == {
         "n0": "RuntimeError: CUDA error: uncorrectable ECC error",
-        "n1": "no answer in 15 s",
+        "n1": "no answer in 8 s",
         "n2": "1e+09",
         "n3": "1e+09",
     }
@@ -144,8 +124,7 @@ def test_a_node_that_only_waited_for_its_partner_does_not_hide_the_reason(tmp_pa
     rows.add(Task(1, 1, "exchange", [("n0", "n1")]), {0: waited, 1: ended})
     rows.add(Task(2, 2, "exchange", [("n0", "n1")]), {0: waited, 1: waited})
     rows.close()
-    with (tmp_path / "rows.csv").open(newline="") as file:
-        reasons = [row["reason"] for row in csv.DictReader(file) if row["check"] == "exchange"]
+    reasons = [row["reason"] for row in read_rows(tmp_path / "rows.csv") if row["check"] == "exchange"]
     assert reasons == ["n1: the process ended", "no answer in 30 s"]
 
 

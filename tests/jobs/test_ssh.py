@@ -22,7 +22,7 @@ from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.common import read_rows, run_program
 from tests.jobs.slurm_studies import MEASURE, Command, Study
-from tests.matrices import BARE, matrix, training
+from tests.matrices import BARE, command, matrix, training
 
 TRAINING = training(parameters="20k", **BARE, join_timeout=120)
 #: Two processes in separate sessions, which like ranks outlive their parent.
@@ -150,14 +150,12 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
 
 
 def test_a_killed_rank_ends_the_run_on_all_hosts_with_the_reason(bed, make):
-    study = make(workload=TRAINING | {"steps_per_epoch": 300, "epochs": 500})
-    folder = only_folder(study)
+    words = 'echo $BASHPID >"$1/.$RANK"; mv "$1/.$RANK" "$1/pid.$RANK"; sleep 500'
+    study = make(workload=command(["bash", "-c", words, "bash", "{run_dir}"]))
+    folder = only_folder(study).path
     with submission(study) as process:
-        wait_for(folder.metrics_csv.exists, what="the first epoch")
-        # -ww: without it, lines are cut after $COLUMNS characters.
-        rank = "ps -ww -eo pid,args | grep '[-]m ddp_scaling_bench.train' | grep -v distributed.run"
-        pid = bed.run_on_node("n2", ["sh", "-c", rank]).stdout.split()[0]
-        bed.run_on_node("n2", ["kill", "-KILL", pid])
+        wait_for(lambda: len(list(folder.glob("pid.*"))) == 2, what="both ranks")
+        bed.run_on_node("n2", ["kill", "-KILL", (folder / "pid.1").read_text().strip()])
         assert process.wait(180) == 1
     (record,) = records(study)
     assert (str(record.state), record.reason) == ("failed", "rank 1 on n2 was killed by SIGKILL")

@@ -38,30 +38,29 @@ def check(text: str) -> None:
         assert "\x01" not in finding.message + finding.remedy
 
 
-@pytest.mark.slow
-def test_a_thousand_mutated_scripts_are_linted_without_a_traceback() -> None:
+def test_mutated_scripts_are_linted_without_a_traceback() -> None:
     draw = random.Random(2024)
-    for _ in range(1_000):
+    for _ in range(300):
         check(mutated(draw))
 
 
 WORDS = [*PIECES, " ", "\n", "a", "srun ", "torchrun ", "--node_rank=", "$SLURM_NODEID"]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(max_size=400) | st.lists(st.sampled_from(WORDS)).map(lambda words: HEAD + "".join(words)))
 def test_any_text_is_linted(text: str) -> None:
     check(text)
 
 
-SIZE = 60_000
+SIZE = 20_000
 PATTERNS = {
     "dollars": "$" * SIZE,
     "substitutions": "$(" * (SIZE // 2),
     "doubling": "A=$A$A\n" * (SIZE // 8) + "srun python $A\n",
     "options of sbatch": "#SBATCH " + "--nodes=2 " * (SIZE // 10),
     "ifs": "if a; then\n" * (SIZE // 11),
-    "functions that call two": "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(600)) + "f0\n",
+    "functions that call two": "".join(f"f{i}() {{ f{i + 1}; f{i + 1}; }}\n" for i in range(300)) + "f0\n",
     "launchers": "srun torchrun --nnodes=2 train.py\n" * (SIZE // 34),
     "nested loops": "X=1\nfor i in 1; do\n" * (SIZE // 25) + "done\n" * (SIZE // 25),
     "sourced files": "".join(f"V{i}=1\n. x\n" for i in range(SIZE // 10)),
@@ -74,7 +73,7 @@ def test_long_patterns_are_linted(name: str) -> None:
 
 
 def test_a_script_that_slurm_refuses_for_its_size_is_not_analysed() -> None:
-    for text in ("#!/bin/bash\n" + "x" * 10_000_000 + "\n", HEAD + "python train.py\n" * 3_000_000):
+    for text in ("#!/bin/bash\n" + "x" * 2**22 + "\n", HEAD + "python train.py\n" * 2**18):
         (finding,) = lint_script(text, path="x")
         assert (finding.line, finding.rule) == (1, "malformed-directive")
         assert finding.message == "Slurm refuses scripts of more than 4 MiB (max_script_size)"

@@ -21,7 +21,7 @@ NEAR = sorted((FIXTURES / "near").glob("*.sbatch"))
 GOOD = sorted([*(FIXTURES / "good").glob("*.sbatch"), *(ROOT / "tests/planning/golden").glob("*.sbatch")])
 EXPECTED = re.compile(r"# expect: (\S+) \| (.*)")
 PAGE = ROOT / "docs" / "lint.md"
-TABLE = "| rule | severity |\n|---|---|\n"
+TABLE = "| rule | severity | meaning | bad | good |\n|---|---|---|---|---|\n"
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gpus-per-node=1\n"
 
 
@@ -143,17 +143,19 @@ def test_an_error_below_an_exit_is_never_read() -> None:
 
 
 def updated_page(page: str) -> str:
-    """Return the page with the introduction of ``page``, the table, and a section for each rule."""
-    table = "".join(f"| [{rule.name}](#{rule.name}) | {rule.severity} |\n" for rule in RULES)
-    return page.partition(TABLE)[0] + TABLE + table + "".join(map(section, RULES))
+    """Return the page with the introduction of ``page``, and a row for each rule."""
+    return page.partition(TABLE)[0] + TABLE + "".join(map(row, RULES))
 
 
-def section(rule: Rule) -> str:
-    """Return the section of a rule: its docstring, with its examples as one block of code."""
+def row(rule: Rule) -> str:
+    """Return the row of a rule: the first sentences of its docstring, and its examples."""
     description, _, examples = inspect.cleandoc(rule.check.__doc__ or "").partition("\nBad:")
     bad, good = (inspect.cleandoc(example).strip() for example in examples.split("\nGood:"))
-    code = f"```bash\n# bad\n{bad}\n# good\n{good}\n```\n"
-    return f"\n## {rule.name}\n\n" + description.replace("``", "`") + "\n" + code
+    assert "\n" not in bad + good, rule.name
+    words = (f"`{rule.name}`", rule.severity, " ".join(description.split()).replace("``", "`"))
+    codes = (f"`` {one} ``" if "`" in one else f"`{one}`" for one in (bad, good))
+    cells = (cell.replace("|", r"\|") for cell in (*words, *codes))
+    return f"| {' | '.join(cells)} |\n"
 
 
 def test_the_page_of_rules_is_generated_from_their_docstrings() -> None:

@@ -71,12 +71,6 @@ def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     assert (cluster.executor, cluster.env) == ("local", {"A": "1"})
 
 
-def test_a_warning_about_a_key_of_the_site_file_has_its_path(write):
-    site = write("cluster: {exclusive: false, node_gpus: 4}\n", "site.yaml")
-    warnings = map(str, make_plan(write(MATRIX, "m.yaml"), site=site).warnings)
-    assert any(one.startswith(f"{site}: cluster.exclusive is false: ") for one in warnings)
-
-
 def test_the_users_own_file_is_found_unless_another_or_none_is_named(write, tmp_path, monkeypatch):
     own = write(SITE, "config/ddp-scaling-bench/site.yaml")
     other = write("", "other.yaml")

@@ -15,9 +15,7 @@ import pytest
 from bench.study.ledger import now
 from ddp_scaling_bench.measure.conditions import cpu_wait_s, window_conditions
 from ddp_scaling_bench.measure.results import is_stable
-from tests.train.conftest import Finished, run_program, run_ranks, server, srun_env
-
-__all__ = ["run_program", "run_ranks", "server"]
+from tests.train.ranks import Finished, srun_env
 
 NODE_KEYS = ["node", "foreign_cpu_s", "throttled_s", "freq_mhz", "net"]
 RANK_KEYS = [

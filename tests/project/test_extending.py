@@ -1,6 +1,5 @@
 """What CONTRIBUTING.md says about new parts: a new part is one file, and the rest of the program finds it."""
 
-import csv
 import filecmp
 import json
 import os
@@ -65,7 +64,7 @@ SPEC = Strategy("counted", wrap=Counted, parts=CountedParts)
 def copy_program(folder: Path) -> Path:
     """Copy the program into a folder."""
     for name in ("bench", "analysis", "ddp_scaling_bench", "matrices", "slurm_templates"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name)
     return folder
 
 
@@ -84,7 +83,7 @@ def run(folder: Path, *words: str) -> str:
 
 def changed_files(copy: Path) -> list[str]:
     """Return the files of the program that a copy of it adds or changes."""
-    found = [path.relative_to(copy) for path in copy.rglob("*.[pjt]*") if path.suffix != ".pyc"]
+    found = [path.relative_to(copy) for path in copy.rglob("*.[pjt]*") if "__pycache__" not in path.parts]
     names = [
         path
         for path in found
@@ -103,20 +102,18 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
     ]
     options = {"seq_len": 5, **BARE, "steps_per_epoch": 2, "attribution_steps": 1}
     workload = {"device": "cpu", "model": "one-layer", "strategy": "counted", **options}
-    (copy / "own.yaml").write_text(matrix("own", batch=2, workload=workload))
-    assert '"one-layer"' in run(copy, "schema")
-    run(copy, "run", "own")
-    for ranks, exposed, passes in ((1, "0", 0), (2, "", None)):  # what is not measured is empty
-        (env_json,) = copy.glob(f"results/own/runs/n1x{ranks}-*/attempt-1/env.json")
-        env = json.loads(env_json.read_text())
-        assert (env["parameters"], env["strategy"]) == (5 * 3 + 3, "counted")
-        (row,) = csv.DictReader(env_json.with_name("metrics.csv").read_text().splitlines())
-        assert env["calls"] - (2 + 2) in (3, 6, 9)  # both windows, after one to three rounds of warm-up
-        assert (float(row["forward_time_sec"]) > 0, row["comm_exposed_time_sec"]) == (True, exposed)
-        (window,) = json.loads(env_json.with_name("conditions.json").read_text())["windows"]
-        assert [rank["sync_passes"] for rank in window["ranks"]] == [passes] * ranks
-    page = (copy / "results/own/report/index.html").read_text()
-    assert "Built-in training of one-layer (" in page
+    (copy / "own.yaml").write_text(matrix("own", axes={"tasks_per_node": [2]}, batch=2, workload=workload))
+    run(copy, "plan", "own")
+    run(copy, "submit", "own")
+    (env_json,) = copy.glob("results/own/runs/n1x2-*/attempt-1/env.json")
+    env = json.loads(env_json.read_text())
+    assert (env["parameters"], env["strategy"]) == (5 * 3 + 3, "counted")
+    (row,) = read_rows(env_json.with_name("metrics.csv"))
+    assert env["calls"] - (2 + 2) in (3, 6, 9)  # both windows, after one to three rounds of warm-up
+    assert float(row["forward_time_sec"]) > 0
+    assert row["comm_exposed_time_sec"] == "", "what is not measured is empty"
+    (window,) = json.loads(env_json.with_name("conditions.json").read_text())["windows"]
+    assert [rank["sync_passes"] for rank in window["ranks"]] == [None] * 2
 
 
 COLUMN = """
@@ -146,15 +143,29 @@ def odd_sizes(about):
 """
 
 
-def test_a_column_is_an_entry_and_the_line_that_computes_it_and_a_finding_is_one_file(copy):
+FIGURE = """
+from analysis.report.figures.drawing import Drawing, figure
+
+
+@figure("memory")
+def memory_figure(results):
+    points = [(row.gpus, row.throughput_samples_per_sec) for row in results.rows]
+    drawing = Drawing(name="memory", subject="A new figure", topic="memory", description="Two points.")
+    yield drawing.draw(lambda axes: axes.plot(*zip(*points, strict=True), label="a new line"))
+"""
+
+
+def test_a_column_is_an_entry_and_the_line_that_computes_it_and_findings_and_figures_are_one_file(copy):
     """The column is then in the CSV file, on the page, in Markdown, LaTeX and the proposal."""
     add(copy / "analysis/data/columns.py", COLUMN, before="    series_place: Annotated")
     computed = "            row.rate_per_rank = row.rate / row.gpus\n"
     add(copy / "analysis/stats/scaling.py", computed, before="            row.mode = _regime(")
     (copy / "analysis/checks/odd_sizes.py").write_text(FINDING)
+    (copy / "analysis/report/figures/memory.py").write_text(FIGURE)
     assert changed_files(copy) == [
         "analysis/checks/odd_sizes.py",
         "analysis/data/columns.py",
+        "analysis/report/figures/memory.py",
         "analysis/stats/scaling.py",
     ]
     table = copy / "t.csv"
@@ -168,26 +179,6 @@ def test_a_column_is_an_entry_and_the_line_that_computes_it_and_a_finding_is_one
         assert "88.00" in text, name
         assert "Rank-rate" in text, name
         assert ("3 ranks cannot be halved." in text) == ("scaling" not in name), name
-
-
-FIGURE = """
-from analysis.report.figures.drawing import Drawing, figure
-
-
-@figure("memory")
-def memory_figure(results):
-    points = [(row.gpus, row.throughput_samples_per_sec) for row in results.rows]
-    drawing = Drawing(name="memory", subject="A new figure", topic="memory", description="Two points.")
-    yield drawing.draw(lambda axes: axes.plot(*zip(*points, strict=True), label="a new line"))
-"""
-
-
-def test_a_figure_is_one_file(copy):
-    (copy / "analysis/report/figures/memory.py").write_text(FIGURE)
-    assert changed_files(copy) == ["analysis/report/figures/memory.py"]
-    table = copy / "t.csv"
-    table.write_text("gpus,global_batch,throughput\n1,64,100\n4,64,264\n")
-    run(copy, "report", str(table), "--output", str(copy))
     page = (copy / "t-report/index.html").read_text()
     assert "<b>A new figure.</b>" in page
     assert "a new line" in page

@@ -118,7 +118,7 @@ def test_without_extras_studies_are_planned_and_the_other_commands_name_the_extr
     assert heavy == []
     assert [code for code, _, _ in results] == [0] * len(fine) + [2] * len(needs) + [1, 1, 2, 2]
     errors = dict(zip((*fine, *needs, *others), (error for _, _, error in results), strict=True))
-    absent = "numpy, pandas, pyarrow, scipy, seaborn, which are not installed; install the extra: "
+    absent = "numpy, pandas, pyarrow, scipy, matplotlib, which are not installed; install the extra: "
     for line in needs:
         command = line.split()[0]
         assert (
@@ -156,13 +156,15 @@ def test_the_wheel_contains_the_tracked_files_and_no_others(wheel):
 
 
 def test_a_study_goes_from_matrix_to_report_in_an_empty_folder(bench, tmp_path):
-    (tmp_path / "own.yaml").write_text(matrix("own", workload=training(parameters="20k", **BARE)))
+    axes = {"tasks_per_node": [1]}
+    (tmp_path / "own.yaml").write_text(matrix("own", axes=axes, workload=training(parameters="20k", **BARE)))
     planned = bench("plan", "own.yaml", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     submitted = bench("submit", cwd=tmp_path)
     assert submitted.returncode == 0, submitted.stderr
-    reported = bench("report", cwd=tmp_path)
+    reported = bench("report", "--proposal", "--profile", "csc", cwd=tmp_path)
     page = reported.stdout.splitlines()[0]
     assert is_reported(reported), reported.stderr
+    assert "missing: the size of your largest job in production" in reported.stderr
     assert page == "results/own/report/index.html"
     assert "own" in (tmp_path / page).read_text()

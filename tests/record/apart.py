@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_scaling_bench.record import Recorder
 from tests.record import loops
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 1, "epochs": 1}
 STEPS = 3 + 4 + 2 + 2

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ddp_scaling_bench.record import Recorder
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 
 #: Samples of a replica per step, and features.
 BATCH, WIDTH, STEPS = 8, 16, 18

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import runpy
 import signal
 import sys
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_scaling_bench.measure.step_parts import DDP_ALWAYS_SAMPLED
 from ddp_scaling_bench.record import Recorder
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 
 NAP_S = 0.03
 BATCH = 8
@@ -63,14 +61,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tenso
 
 def trained(model: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def script(*words: str) -> int:
-    """Run a script with its arguments, as the interpreter would."""
-    sys.argv = list(words)
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    return 0
 
 
 def leave() -> int:

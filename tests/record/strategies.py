@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from ddp_scaling_bench.record import Recorder
 from tests.record import loops
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 
 #: Some sizes are odd, so that FSDP1 pads its shards.
 SHAPES = ((16, 7), (7, 7), (7, 4))

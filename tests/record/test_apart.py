@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_scaling_bench.measure import step_parts
 from ddp_scaling_bench.measure.results import Window
 from ddp_scaling_bench.record import Recorder
+from ddp_scaling_bench.record import recorder as recorder_module
 from ddp_scaling_bench.record.replicas import Replicas, compare_moves, digest
 from ddp_scaling_bench.train.strategies import Parts
 from tests.common import read_rows
-from tests.record import apart
+from tests.record import apart, loops
 from tests.record.test_recorder import kinds
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 
 @pytest.fixture(scope="module")
@@ -160,24 +162,27 @@ class Loader:
 
     num_workers = 2
 
-    def __init__(self, nap_s: float, persistent_workers: bool) -> None:
-        self.nap_s, self.persistent_workers = nap_s, persistent_workers
+    def __init__(self, clock: loops.PlantedClock, nap_s: float, persistent_workers: bool) -> None:
+        self.clock, self.nap_s, self.persistent_workers = clock, nap_s, persistent_workers
 
     def __iter__(self):
         for number in range(4):
-            time.sleep(0 if number else self.nap_s)
+            self.clock.sleep(0.001 if number else self.nap_s)
             yield torch.ones(2 + (number == 3), 1)
 
 
 @pytest.mark.parametrize(("nap_s", "persistent"), [(0.05, False), (0.05, True), (0.001, False)])
-def test_a_loader_that_starts_slowly_in_each_loop_is_named(recorded, nap_s, persistent):
-    env = recorded(Loader(nap_s, persistent), 16)
+def test_a_loader_that_starts_slowly_in_each_loop_is_named(recorded, monkeypatch, nap_s, persistent):
+    clock = loops.PlantedClock()
+    monkeypatch.setattr(step_parts, "time", clock)
+    monkeypatch.setattr(recorder_module, "time", clock)
+    env = recorded(Loader(clock, nap_s, persistent), 16)
     found = kinds(env).get("slow-first-steps")
     assert env["global_batch"] == 2, "the last batch of each loop is larger"
     assert (found is not None) == (nap_s > 0.02)
     if found:
         assert (found["steps"], "workers" in found) == (2, not persistent)
-        assert found["excess_s"] == pytest.approx(nap_s, rel=0.5)
+        assert found["excess_s"] == pytest.approx(nap_s, rel=0.03)
 
 
 def test_the_parts_are_empty_if_another_model_is_updated_before_backward(monkeypatch, tmp_path):

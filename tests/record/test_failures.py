@@ -3,16 +3,11 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
-
-import pytest
 
 from tests.common import write_cell
 from tests.record import loops
-from tests.train.conftest import ROOT, torchrun_env
+from tests.train.ranks import torchrun_env
 
 
 def errors(err: str) -> list[str]:
@@ -61,28 +56,17 @@ for number in range(100):
 """
 
 
-@pytest.mark.slow
-def test_a_rank_that_raises_is_named_by_the_other_one(tmp_path):
-    script = Path(tmp_path / "train.py")
+def test_a_rank_that_raises_is_named_by_the_other_one(server, tmp_path):
+    script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     write_cell(tmp_path, ranks=2, warmup_steps=3, steps_per_epoch=5, attribution_steps=3)
-    shared = {**os.environ, "PYTHONPATH": str(ROOT), "BENCH_RUN_DIR": str(tmp_path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**shared, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **rank},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in torchrun_env(2)
-    ]
-    first, second = (rank.communicate(timeout=loops.DEADLINE_S)[1] for rank in ranks)
-    assert [rank.returncode for rank in ranks] == [1, 1]
+    environments = [rank | {"BENCH_RUN_DIR": str(tmp_path)} for rank in torchrun_env(2)]
+    done = server.start(tmp_path, environments, "script", [str(script)]).finish()
+    assert done.codes == [1, 1]
+    first, second = done.err
     assert "Traceback (most recent call last)" in second.partition("bench: error")[0]
     assert errors(second) == ["rank 1: ValueError: planted; see the traceback above"]
     assert errors(first) == [
         "rank 0: lost the connection to another rank: rank 1 failed first: ValueError: planted"
     ]
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[0] for row in rows] == ["1", "2"]
+    assert [row["epoch"] for row in done.table("metrics")] == ["1", "2"]

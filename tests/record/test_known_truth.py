@@ -5,7 +5,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from tests.record.planted import SECONDS
-from tests.train.conftest import QUICK, Finished, srun_env, torchrun_env
+from tests.train.ranks import QUICK, Finished, srun_env, torchrun_env
 
 #: FSDP2 averages gradients with gloo, and is timed, since this release.
 HAS_FSDP = TorchVersion(torch.__version__) >= "2.10"

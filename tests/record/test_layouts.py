@@ -7,7 +7,7 @@ import pytest
 from ddp_scaling_bench.measure.ranks import local_ranks, own_facts
 from ddp_scaling_bench.measure.results import samples_of_all
 from tests.record.test_recorder import kinds
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 4, "attribution_steps": 1, "epochs": 2}
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.common import write_cell
 from tests.record.loops import LENGTHS
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PARTS = ("data_load", "forward", "backward", "optimizer", "comm_exposed")
@@ -27,7 +27,7 @@ def fit(server, tmp_path):
         env = {"BENCH_RUN_DIR": str(tmp_path)}
         torchrun = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(ranks)}
         environments = [env | torchrun | rank for rank in torchrun_env(ranks)] if ranks > 1 else [env]
-        done = server.start(tmp_path, environments, "tests.record.loops:script", words).finish()
+        done = server.start(tmp_path, environments, "script", words).finish()
         return done.succeeded().table("metrics"), done.env
 
     return fit

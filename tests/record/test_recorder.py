@@ -25,7 +25,7 @@ from ddp_scaling_bench.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLU
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import raised, read_rows, write_cell
 from tests.record import loops
-from tests.train.conftest import Finished, torchrun_env
+from tests.train.ranks import Finished, torchrun_env
 
 NAP_S = loops.NAP_S
 

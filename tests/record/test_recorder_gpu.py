@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.record.loops import SPIN_CYCLES
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 pytestmark = [
     pytest.mark.gpu,

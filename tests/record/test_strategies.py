@@ -7,7 +7,7 @@ import pytest
 
 from tests.common import read_rows
 from tests.record.loops import BATCH
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 #: From tests/record/strategies.py, whose import takes seconds.
 PARAMETERS, FROZEN, NAP_S = 207, 32, 0.01

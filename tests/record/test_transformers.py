@@ -11,7 +11,7 @@ import pytest
 from ddp_scaling_bench.record import RecorderError
 from tests.common import raised, read_rows
 from tests.record.loops import NAP_S
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 WARM_UP, STEPS, BETWEEN = 3, 5, 2 + 1 + 2
 

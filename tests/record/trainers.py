@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from ddp_scaling_bench import TransformersCallback
 from ddp_scaling_bench.measure import step_parts
 from tests.record import loops
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 
 LENGTHS = {"warmup_steps": 3, "steps_per_epoch": 5, "attribution_steps": 2, "epochs": 2}
 SLOW_S = 1.0

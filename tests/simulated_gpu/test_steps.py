@@ -54,7 +54,7 @@ WORK = {
 @pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_the_parts_add_up_to_the_step(tmp_path, work, grad_accum):
     """The device or the host is the bottleneck."""
-    for window in measured(tmp_path, *work, grad_accum=grad_accum):
+    for window in measured(tmp_path, *work, ranks=2, grad_accum=grad_accum):
         assert [abs(parts.other_s) < 0.01 * parts.step_s for parts in window.parts] == [True] * 10
 
 
@@ -107,8 +107,7 @@ def exposed_s(model: Model, link: Link, forwards_s: list[float]) -> list[float]:
     return [end - (forward + model.backward_s) for forward in forwards_s]
 
 
-@pytest.mark.parametrize("ranks", [4, 16])
-@pytest.mark.parametrize("link", [HIDDEN, EXPOSED], ids=["hidden", "exposed"])
+@pytest.mark.parametrize(("link", "ranks"), [(HIDDEN, 4), (EXPOSED, 8)])
 def test_planted_exposed_communication_is_found(tmp_path, link, ranks):
     forwards = [(1.0 if rank else 1.2) * MODEL.forward_s for rank in range(ranks)]
     expected = exposed_s(MODEL, link, forwards)
@@ -215,7 +214,7 @@ def sweep(rank: Rank) -> Sweep:
     return timed.run(SIZES, budget_s=0.05, room_bytes=1e12, seed=3)  # five repeats of each size
 
 
-@pytest.mark.parametrize(("ranks", "launch_us"), [(4, 0), (4, 40), (16, 100)])
+@pytest.mark.parametrize(("ranks", "launch_us"), [(4, 0), (2, 40), (8, 100)])
 def test_the_swept_time_is_the_time_of_the_device(ranks, launch_us):
     costs = Costs(launch_s=launch_us * 1e-6, jitter=1.0, pause_s=1e-3)
     found = World(ranks, link=LINK, costs=costs, seed=launch_us).run(sweep)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.study.conditions import FOREIGN_CPU_LIMIT, Occupation, assess
-from bench.study.findings import ForeignCpu, ForeignJob, GpuSlowdown, LinkErrors
+from bench.study.findings import ForeignCpu, GpuSlowdown, LinkErrors
 from ddp_scaling_bench.run_folder import RunFolder
 
 NOON = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
@@ -97,14 +97,6 @@ def test_a_job_disturbs_only_if_it_is_there_during_a_window(tmp_path: Path) -> N
         ("foreign-job", "n1", ":35", ":40"),
     ]
     assert entries[0].jobs == ("4",)
-
-
-def test_jobs_of_one_kind_on_a_node_are_one_entry(tmp_path: Path) -> None:
-    jobs = [job(str(number), number, number + 5, "n1") for number in range(1, 13)]
-    (entry,) = found(RunFolder(tmp_path), jobs)
-    times = {"start": "2026-11-22T12:00:01Z", "end": "2026-11-22T12:00:18Z"}
-    ten = tuple(str(number) for number in range(1, 11))
-    assert entry == ForeignJob(subject=("n1",), **times, jobs=ten, more_jobs=2)
 
 
 def test_what_is_not_known_is_not_called_undisturbed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,12 @@ SENTENCES = [
 ENTRIES = [one["finding"] for one in SENTENCES]
 
 
-@pytest.mark.parametrize("one", SENTENCES, ids=[entry["kind"] for entry in ENTRIES])
-def test_a_finding_is_read_as_it_was_written_and_says_its_sentence(one):
-    (read,) = findings_of_env({"facts": [one["finding"]]})
-    assert one["sentence"] in read.message
-    assert str(read).endswith(f": {read.message}")
-    assert json.loads(json.dumps(read.as_json())) == one["finding"]
+def test_a_finding_is_read_as_it_was_written_and_says_its_sentence():
+    for one in SENTENCES:
+        (read,) = findings_of_env({"facts": [one["finding"]]})
+        assert one["sentence"] in read.message
+        assert str(read).endswith(f": {read.message}")
+        assert json.loads(json.dumps(read.as_json())) == one["finding"]
 
 
 def test_every_recorded_class_has_a_sentence_here():
@@ -34,14 +35,13 @@ def test_every_recorded_class_has_a_sentence_here():
     assert {entry["kind"] for entry in ENTRIES} == mine
 
 
-DAMAGED = [None, 7, 1.5, float("nan"), "x", [], [7], [None], [[]], {"a": 1}]
+DAMAGED = [None, 7, float("nan"), "x", [None], {"a": 1}]
 
 
-@pytest.mark.parametrize("whole", {one["kind"]: one for one in ENTRIES}.values(), ids=lambda one: one["kind"])
-def test_damaged_values_are_listed_as_they_are(whole):
-    names = {one.name for one in fields(RECORDED[whole["kind"]])}
-    for name in {*names, "of a later version"} - {"subject", "severity"}:
-        for value in DAMAGED:
+def test_damaged_values_are_listed_as_they_are():
+    for whole in {one["kind"]: one for one in ENTRIES}.values():
+        names = {one.name for one in fields(RECORDED[whole["kind"]])}
+        for name, value in product({*names, "of a later version"} - {"subject", "severity"}, DAMAGED):
             entry = {**whole, "values": {**whole["values"], name: value}}
             (read,) = read_findings([entry])
             assert isinstance(read.message, str)

@@ -67,10 +67,8 @@ def test_the_rate_of_a_progress_bar_is_the_mean_over_all_steps(tmp_path):
     [
         ("time 0,05 s\n", r"time (\S+)", 1, "a.log:1: workload.metrics.output.step_time found '0,05', in which the"),
         ("\ntime 1,24 s\n", "time ([0-9.]+)", 1, "a.log:2: workload.metrics.output.step_time found '1', which is on"),
-        ("time 1,240 ms\n", "([0-9.]+) ms", 1, "found '240', which is only a part of 1,240; let the pattern match"),
         ("rate 5MB\n", "rate ([0-9.]+)", 1, "a.log:1: workload.metrics.output.step_time found '5' before 'MB'; let"),
         ("9 s\n0 s\n0 s\n8 s\n", "(.+) s", 1, "a.log:2: step_time is 0, in 2 of 4 values"),
-        ("0 s\n0 s\n", "(.+) s", 1, "a.log contains 2 values, and all are 0 from a.log:1 on"),
         ("1 s\n-2 s\n", "(.+) s", 1, "a.log:2: reading 2 is not a positive number: {'step_time': -2.0}"),
         ("x\n" + "iter 1: time 5s\n" * 2 + "iter 2: time 5s\n" * 2, "time (.+)s", 2, "a.log:2: lines such as 'iter #: time #s' occur 2 times each, but do not"),
         ("".join(f"Epoch: [{e}][{i}/39] time 5s\n" * 2 for e in (0, 1) for i in (1, 2)), "time (.+)s", 2, "occur 2 times each"),

@@ -29,7 +29,6 @@ def recorded(together: bool | None, by: str | None) -> dict[str, Any]:
     [
         ({}, {}, FEW, False, "no, by bytes between the nodes"),
         ({}, {}, ENOUGH, None, ""),
-        ({}, {}, FEW[:1], None, ""),
         ({}, {}, [*FEW[:1], None], None, ""),
         ({"parameters": None}, {}, FEW, None, ""),
         ({"grad_accum": 100}, {}, FEW, None, ""),
@@ -39,7 +38,6 @@ def recorded(together: bool | None, by: str | None) -> dict[str, Any]:
         ({}, recorded(True, "parameters"), FEW, True, "yes, by parameters"),
         (RECORDER, recorded(True, "strategy"), [], True, "yes, by strategy"),
         (RECORDER, recorded(False, "parameters"), [], False, "no, by parameters"),
-        (RECORDER, recorded(None, None), [], None, ""),
         (RECORDER | RARE, recorded(None, None), [], None, "exchange: rare"),
         (RECORDER, {}, FEW, None, ""),
     ],

@@ -24,7 +24,7 @@ from ddp_scaling_bench.train.models import DataShape
 from ddp_scaling_bench.train.options import TrainOptions
 from ddp_scaling_bench.train.strategies import fsdp
 from ddp_scaling_bench.train.training import Task, Trainer, build_task, wrap
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 
 
 def rank_of_env() -> int:

@@ -18,7 +18,7 @@ from ddp_scaling_bench.train.data import open_feed
 from ddp_scaling_bench.train.failures import SetupError
 from ddp_scaling_bench.train.options import TrainOptions
 from ddp_scaling_bench.train.training import Trainer, build_task, parameters_of, wrap
-from tests.train.conftest import folder_of_test
+from tests.train.ranks import folder_of_test
 from tests.train.scenarios import join_group
 
 STEPS, TIMEOUT = 3, timedelta(seconds=77)

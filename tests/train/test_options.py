@@ -2,10 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,7 @@ from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.train.options import OPTIONS, TrainOptions
 from ddp_scaling_bench.train.session import read_task
 from tests.common import change_json, raised, run_program, write_cell
-from tests.train.conftest import QUICK, ROOT
+from tests.train.ranks import QUICK, ROOT
 
 WRITER = "correct the lines `cell_json=(` of the run's script, or write the script again with `bench plan`"
 
@@ -93,27 +91,32 @@ def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path, text, problem):
     assert raised(BenchError, read_task, RunFolder(tmp_path)) == f"{path}: workload has no device; {WRITER}"
 
 
-def train(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the training as a script of the plan does."""
-    path = os.pathsep.join(filter(None, (env.pop("PYTHONPATH", ""), str(ROOT), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", "ddp_scaling_bench.train", *words]
-    unset = {name: text for name, text in os.environ.items() if name != "BENCH_RUN_DIR"}
-    return run_program(command, cwd=cwd, env={**unset, "PYTHONPATH": path, **env})
-
-
-def test_a_bad_start_is_one_line_and_exit_code_2(tmp_path):
-    write_cell(tmp_path, device="cpu", epochs=0)
-    for words, env, problem in (
-        ((), {}, "BENCH_RUN_DIR is not set; start the training with a script of `bench plan`, which sets it"),
-        (("--epochs", "3"), {}, "the training has no arguments; change its options in the run's script"),
+@pytest.mark.parametrize(
+    ("words", "has_folder", "problem"),
+    [
         (
-            (),
-            {"BENCH_RUN_DIR": str(tmp_path)},
-            f"{tmp_path}/cell.json: workload.epochs is 0; it must be a whole number, at least 1 and at most 100000",
+            [],
+            False,
+            "BENCH_RUN_DIR is not set; start the training with a script of `bench plan`, which sets it",
         ),
-    ):
-        done = train(*words, cwd=tmp_path, **env)
-        assert (done.returncode, done.stderr) == (2, f"bench: error: {problem}\n")
+        (["--epochs"], False, "the training has no arguments; change its options in the run's script"),
+        (
+            [],
+            True,
+            "{}/cell.json: workload.epochs is 0; it must be a whole number, at least 1 and at most 100000",
+        ),
+    ],
+)
+def test_a_bad_start_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, words, has_folder, problem):
+    write_cell(tmp_path, device="cpu", epochs=0)
+    monkeypatch.setattr(sys, "argv", ["train", *words])
+    monkeypatch.delenv("BENCH_RUN_DIR", raising=False)
+    if has_folder:
+        monkeypatch.setenv("BENCH_RUN_DIR", str(tmp_path))
+    from ddp_scaling_bench.train.__main__ import main  # takes seconds
+
+    assert main() == 2
+    assert capsys.readouterr().err == f"bench: error: {problem.format(tmp_path)}\n"
 
 
 def test_modules_in_the_users_folder_are_not_imported(tmp_path):
@@ -121,7 +124,9 @@ def test_modules_in_the_users_folder_are_not_imported(tmp_path):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the {name} of the user')")
     folder = tmp_path / "run"
     folder.mkdir()
-    write_cell(folder, **QUICK)
-    done = train(cwd=tmp_path, PYTHONPATH=".", BENCH_RUN_DIR=str(folder))
+    write_cell(folder, **QUICK | {"epochs": 1})
+    path = os.pathsep.join(filter(None, (".", str(ROOT), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "BENCH_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    done = run_program([sys.executable, "-P", "-m", "ddp_scaling_bench.train"], cwd=tmp_path, env=env)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(RunFolder(folder).env.read_text())["workload"]["parameters"] == 100_000

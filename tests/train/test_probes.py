@@ -29,7 +29,7 @@ from ddp_scaling_bench.train.probes import (
 )
 from tests.analysis.studies import make_cell
 from tests.common import write_cell
-from tests.train.conftest import QUICK, srun_env, torchrun_env
+from tests.train.ranks import QUICK, srun_env, torchrun_env
 
 HOST = host_name(os.environ)
 MIB = 2**20

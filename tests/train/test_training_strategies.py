@@ -16,7 +16,7 @@ from ddp_scaling_bench.train.failures import SetupError
 from ddp_scaling_bench.train.memory import check_memory
 from ddp_scaling_bench.train.models import DataShape
 from ddp_scaling_bench.train.options import TrainOptions
-from tests.train.conftest import QUICK, srun_env, torchrun_env
+from tests.train.ranks import QUICK, srun_env, torchrun_env
 
 PROGRAM = "tests.train.strategy_curves"
 #: Relative differences: fp32 sums in another order, or fp16 and bf16 round.

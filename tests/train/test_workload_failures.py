@@ -12,7 +12,8 @@ from ddp_scaling_bench.measure.failures import OutOfMemory
 from ddp_scaling_bench.measure.node import host_name
 from ddp_scaling_bench.records import METRICS_COLUMNS
 from ddp_scaling_bench.train.failures import failure_from
-from tests.train.conftest import QUICK, torchrun_env, wait_for
+from tests.cluster.containers import wait_for
+from tests.train.ranks import QUICK, torchrun_env
 
 HOST = host_name(os.environ)
 LOST = "lost the connection to another rank"
@@ -80,8 +81,8 @@ def test_an_error_that_all_ranks_have_is_one_message(run_ranks, options, message
 def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
     options = QUICK | {"epochs": 400, "attribution_steps": 2, "checkpoint": True}
     started = server.train(tmp_path, torchrun_env(2), "tests.train.scenarios:naps_in_epochs", **options)
-    wait_for((tmp_path / "checkpoint.pt").exists, "a checkpoint")
-    wait_for((tmp_path / "metrics.csv").exists, "an epoch")
+    wait_for((tmp_path / "checkpoint.pt").exists, what="a checkpoint")
+    wait_for((tmp_path / "metrics.csv").exists, what="an epoch")
     os.kill(started.pids[1], signal.SIGKILL)
     finished = started.finish()
     assert finished.codes == [1, -9]
@@ -100,7 +101,7 @@ def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
 def test_a_killed_rank_0_leaves_whole_files(server, tmp_path):
     options = QUICK | {"epochs": 400, "attribution_steps": 2}
     started = server.train(tmp_path, torchrun_env(2), "tests.train.scenarios:naps_in_epochs", **options)
-    wait_for((tmp_path / "metrics.csv").exists, "an epoch")
+    wait_for((tmp_path / "metrics.csv").exists, what="an epoch")
     os.kill(started.pids[0], signal.SIGKILL)
     finished = started.finish()
     assert finished.codes == [-9, 1]
@@ -120,7 +121,7 @@ def test_of_four_ranks_the_one_that_does_not_come_is_named_by_those_that_did(ser
     try:
         wait_for(
             lambda: all(path.exists() and "bench: error" in path.read_text() for path in others),
-            "the time-outs",
+            what="the time-outs",
         )
     finally:
         os.kill(started.pids[1], signal.SIGKILL)

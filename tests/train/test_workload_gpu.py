@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ddp_scaling_bench.measure.conditions import LEAST_ENERGY_S
-from tests.train.conftest import torchrun_env, wait_for
+from tests.cluster.containers import wait_for
+from tests.train.ranks import torchrun_env
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,7 +113,7 @@ def start_two_nccl_ranks(server, folder, **options):
     ]
     target = "tests.train.scenarios:naps_in_epochs"
     started = server.train(folder, environments, target, **SMALL | options)
-    wait_for((folder / "metrics.csv").exists, "an epoch", limit_s=60)
+    wait_for((folder / "metrics.csv").exists, what="an epoch", timeout_s=60)
     return started
 
 
@@ -131,7 +132,7 @@ def test_with_nccl_the_other_rank_names_the_one_that_is_lost(server, tmp_path, e
     started = start_two_nccl_ranks(server, tmp_path, join_timeout=timeout_s)
     os.kill(started.pids[1], end)
     try:
-        wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), "the message", limit_s=60)
+        wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), what="the message", timeout_s=60)
     finally:
         with suppress(ProcessLookupError):
             os.kill(started.pids[1], signal.SIGKILL)

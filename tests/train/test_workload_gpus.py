@@ -19,8 +19,9 @@ from ddp_scaling_bench.measure.ranks import RankFacts
 from ddp_scaling_bench.train import gpus
 from ddp_scaling_bench.train.failures import WorkloadError
 from ddp_scaling_bench.train.rendezvous import OtherRankError
-from tests.train.conftest import QUICK, torchrun_env, wait_for
+from tests.cluster.containers import wait_for
 from tests.train.nccl_scenarios import WARNING
+from tests.train.ranks import QUICK, torchrun_env
 
 HOST = socket.gethostname()
 SHARED = f"ranks 0-1 on {HOST} use the same GPU (00000000:3B:00.0)"
@@ -149,7 +150,7 @@ def test_with_nccl_a_rank_that_waits_for_a_hanging_one_names_it(server, tmp_path
     target = "tests.train.nccl_scenarios:rank_1_hangs"
     started = server.train(tmp_path, torchrun_env(2), target, **QUICK)
     try:
-        wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), "the message of rank 0")
+        wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), what="the message of rank 0")
     finally:
         os.kill(started.pids[1], signal.SIGKILL)
     finished = started.finish()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddp_scaling_bench.records import METRICS_COLUMNS
-from tests.train.conftest import QUICK, torchrun_env
+from tests.train.ranks import QUICK, torchrun_env
 
 PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer", "other")
 

@@ -11,7 +11,7 @@ from ddp_scaling_bench.train.models.mlp import Mlp, mlp_width
 from ddp_scaling_bench.train.models.transformer import DecoderShape, Transformer, decoder_shape
 from ddp_scaling_bench.train.options import TrainOptions
 from ddp_scaling_bench.train.training import build_task, parameters_of, use_precision
-from tests.train.conftest import torchrun_env
+from tests.train.ranks import torchrun_env
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from ddp_scaling_bench.measure.launch import launch_from
 from ddp_scaling_bench.measure.ranks import RankFacts, core_facts, own_facts, threads_per_rank
 from ddp_scaling_bench.train.rendezvous import check_size, meeting_place, missing_ranks
 from tests.common import raised
-from tests.train.conftest import QUICK, srun_env, torchrun_env
+from tests.train.ranks import QUICK, srun_env, torchrun_env
 
 
 def facts(

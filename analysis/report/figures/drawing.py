@@ -1,4 +1,4 @@
-"""Draw figures in seaborn's style at the width of a paper's column, and save them as SVG, PNG and PDF.
+"""Draw figures at the width of a paper's column, and save them as SVG and PDF.
 
 A kind of figures is one module of this package, with a function that :func:`figure` registers. The page's
 style sheet gives the colours other values in its dark theme.
@@ -6,6 +6,7 @@ style sheet gives the colours other values in its dark theme.
 
 from __future__ import annotations
 
+import gc
 import io
 import pkgutil
 import re
@@ -22,7 +23,6 @@ from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -67,9 +67,9 @@ _VARIABLES = {str(colour): f"var(--{colour.name.lower()})" for colour in Colour}
 
 #: The width of one and of two columns of a paper, in inches (85 and 178 mm).
 COLUMN_IN, TWO_COLUMNS_IN = 85 / 25.4, 178 / 25.4
-#: Of seaborn's fonts for papers: the smallest, those of ticks and legends, then have 7.2 points.
-_FONT_SCALE = 0.82
-_PNG_DPI = 200
+#: The sizes of fonts: journals require 7 points. Ticks and legends have the small one.
+_FONT_PT, _SMALL_PT = 7.872, 7.216
+_POINTS_PER_IN = 72
 #: The height of a line of the legend, and the most characters of its texts with two columns and with one.
 _LEGEND_LINE_IN, _SHORT_TEXT, _LONG_TEXT = 0.155, 23, 46
 
@@ -81,8 +81,6 @@ MAX_SERIES, MAX_SIZES, MAX_BARS = 6, 24, 18
 
 #: Draws the figures of a kind; their names begin with one of the names of the kind.
 Draw = Callable[[Results], Iterator["Drawing"]]
-#: From this number of runs on, a second process draws figures.
-_MANY_RUNS = 2000
 _KINDS: list[tuple[Sequence[str], Draw]] = []
 
 
@@ -111,22 +109,24 @@ def _kinds() -> list[tuple[Sequence[str], Draw]]:
 def start_drawing(results: Results) -> Callable[[], list[Drawing]]:
     """Return a function that returns all figures of a report.
 
-    Of a large study, a second process already draws half of the kinds. If it cannot start or is killed, for
-    example because the node lacks memory, this process draws them.
+    A second process already draws half of the kinds. If it cannot start or is killed, for example because
+    the node lacks memory, this process draws them.
     """
     draws = [draw for _, draw in _kinds()]
-    shared = draws[::2] if len(results.frames.runs) >= _MANY_RUNS else []
+    shared = draws[::2]
     context = get_context("fork")  # the process inherits the results
     reader, writer = context.Pipe(duplex=False)
-    if shared:
-        with suppress(OSError):
-            context.Process(target=_send, args=(writer, shared, results), daemon=True).start()
+    gc.freeze()  # a collection would write to all objects, and so copy the memory that both share
+    with suppress(OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of Arrow exist, but do nothing
+        context.Process(target=_send, args=(writer, shared, results), daemon=True).start()
     writer.close()
 
     def finish() -> list[Drawing]:
         drawn = {draw: [*draw(results)] for draw in draws if draw not in shared}
         with reader, suppress(EOFError):
-            drawn |= dict(zip(shared, reader.recv() if shared else (), strict=True))
+            drawn |= dict(zip(shared, reader.recv(), strict=True))
+        gc.unfreeze()
         return [one for draw in draws for one in (drawn[draw] if draw in drawn else draw(results))]
 
     return finish
@@ -212,7 +212,6 @@ class Drawing:
     series: str = ""
     left_out: Sequence[str] = ()
     svg: str = ""
-    png: bytes = b""
     pdf: bytes = b""
 
     @property
@@ -243,7 +242,7 @@ class Drawing:
         width_in = COLUMN_IN if columns == 1 else TWO_COLUMNS_IN
         cell_in, rows = width_in / columns, -(-len(panels) // columns)
         with _style():
-            sheet = Figure(figsize=(width_in, height_in))
+            sheet = Figure(figsize=(width_in, height_in), dpi=_POINTS_PER_IN, facecolor=Colour.SURFACE)
             every = [sheet.add_axes((0, 0, 1, 1), label=str(place)) for place, _ in enumerate(panels)]
             for axes, draw in zip(every, panels, strict=True):
                 draw(axes)
@@ -256,33 +255,41 @@ class Drawing:
                 y_in = legend_in + (rows - 1 - place // columns) * height_in + bottom_in
                 box = x_in / width_in, y_in / total_in, inside_in[0] / width_in, inside_in[1] / total_in
                 axes.set_position(box)
-            metadata = {"Title": self.title, "Description": self.description}
-            svg = _saved(sheet, "svg", self.name, metadata=metadata).decode()
-            png, pdf = _saved(sheet, "png", self.name), _saved(sheet, "pdf", self.name)
-        return replace(self, svg=svg, png=png, pdf=pdf)
+            svg = _saved(sheet, "svg", self.name, Title=self.title, Description=self.description).decode()
+            pdf = _saved(sheet, "pdf", self.name)
+        return replace(self, svg=svg, pdf=pdf)
 
 
 # -- style ----------------------------------------------------------------------------
 
 
 def _style() -> Any:
-    """Return the matplotlib context of all figures: seaborn's style, in the colours of the themes."""
+    """Return the matplotlib context of all figures: a paper's column, in the colours of the themes."""
     ink = ("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
-    own: dict[Any, Any] = {
+    each = {"major.size": 4.8, "major.width": 1.0, "labelsize": _SMALL_PT}
+    style: dict[Any, Any] = {
         "font.sans-serif": ["DejaVu Sans"],
+        "font.size": _FONT_PT,
+        "axes.labelsize": _FONT_PT,
+        "legend.fontsize": _SMALL_PT,
+        **{f"{axis}tick.{name}": value for axis in "xy" for name, value in each.items()},
         "text.parse_math": False,
         "svg.fonttype": "none",
         "pdf.fonttype": 3,
         "axes.facecolor": "none",
         **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+        "axes.axisbelow": True,
+        "axes.linewidth": 1.0,
+        "lines.linewidth": 1.2,
+        "lines.markersize": 4.8,
+        "lines.solid_capstyle": "round",
         "hatch.color": Colour.SURFACE,
         "hatch.linewidth": 0.8,
         "grid.color": Colour.GRID,
         **dict.fromkeys(ink, Colour.INK),
         **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), Colour.MUTED),
     }
-    context = sns.plotting_context("paper", font_scale=_FONT_SCALE)
-    return mpl.rc_context({**sns.axes_style("ticks"), **context, **own})
+    return mpl.rc_context(style)
 
 
 def _add_legend(sheet: Figure, every: Sequence[Axes], *, columns: int) -> float:
@@ -324,17 +331,13 @@ def evenly_spaced(length: int, most: int) -> list[int]:
     return [int(place) for place in np.unique(places)]
 
 
-#: Metadata that matplotlib writes by default, by format.
-_METADATA = {"svg": ("Creator", "Date", "Format", "Type"), "png": ("Software",), "pdf": ("CreationDate",)}
-
-
-def _saved(sheet: Figure, form: str, name: str, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the figure in one format; equal figures give equal bytes."""
-    written = dict.fromkeys(_METADATA[form]) | dict(metadata or {})
+def _saved(sheet: Figure, form: str, name: str, **metadata: str) -> bytes:
+    """Return the figure in a format; equal figures give equal files."""
     target = io.BytesIO()
+    # Without what matplotlib writes.
+    unwanted = ("Creator", "Date", "Format", "Type") if form == "svg" else ("CreationDate",)
     with mpl.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
-        # PNG and PDF show boxes for characters that the font lacks. SVG keeps the text.
+        # A PDF shows boxes for characters that the font lacks. SVG keeps the text.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        options: dict[str, Any] = {"metadata": written, "dpi": _PNG_DPI, "facecolor": Colour.SURFACE}
-        sheet.savefig(target, format=form, **options)
+        sheet.savefig(target, format=form, metadata={**metadata, **dict.fromkeys(unwanted)})
     return target.getvalue()

@@ -41,6 +41,7 @@ class _Panel(NamedTuple):
     left_out: Sequence[str]
     without: str
     scale: over_ranks.Scale
+    guide: float = GUIDE
 
     def draw(self, axes: Axes) -> None:
         """Draw the lines, perfect scaling through the measured baseline, and the guide of the efficiency."""
@@ -48,7 +49,7 @@ class _Panel(NamedTuple):
         valid = [point for point in over_ranks.points_of(self.lines) if point.valid]
         if self.curve is EFFICIENCY:
             axes.axhline(1.0, label="ideal", **over_ranks.IDEAL)
-            axes.axhline(GUIDE, label=f"guide {GUIDE}", **over_ranks.GUIDE_LINE)
+            axes.axhline(self.guide, label=f"guide {self.guide}", **over_ranks.GUIDE_LINE)
             return
         largest = max((point.gpus for point in valid), default=0)
         for start, value in dict.fromkeys((one.gpus, one.value) for one in valid if one.is_base):
@@ -94,10 +95,10 @@ def scaling_figures(results: Results) -> Iterator[Drawing]:
         )
 
 
-def efficiency_figure(results: Results, rows: Sequence[ScalingRow]) -> Drawing:
+def efficiency_figure(results: Results, rows: Sequence[ScalingRow], *, guide: float) -> Drawing:
     """Draw the efficiencies of ``rows``, which have one mode, as the figure of the proposal."""
     (panel,) = _panels(EFFICIENCY, [rows], results)
-    return panel.drawing("proposal")
+    return panel._replace(guide=guide).drawing("proposal")
 
 
 def _panels(curve: Curve, modes: Collection[Sequence[ScalingRow]], results: Results) -> list[_Panel]:

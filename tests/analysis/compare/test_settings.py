@@ -12,6 +12,8 @@ from analysis.compare.comparison import compare_within
 from analysis.compare.settings import SettingRow, sentences, setting_rows
 from analysis.data.load import load_study
 from analysis.report.results import Results
+from analysis.tables_in.read import read_table
+from analysis.tables_in.study import study_of_table
 from tests.analysis import studies
 
 ALGORITHM = "env.NCCL_ALGO"
@@ -89,7 +91,39 @@ def test_each_value_is_compared_with_the_first_one_and_few_runs_have_no_p(tmp_pa
     assert results.settings[0].as_json()["p"] is None
 
 
-def test_a_study_without_a_swept_setting_has_no_table(tmp_path):
-    results = Results.of(load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)))))
-    assert results.settings == []
-    assert sentences([]) == []
+def test_a_table_measured_elsewhere_has_verdicts_on_its_settings(tmp_path):
+    rng = np.random.default_rng(7)
+    rates = {
+        (p, n): list(base * n * rng.normal(1, 0.01, 4))
+        for p, base in (("fp16", 500), ("tf32", 300))
+        for n in (8, 16)
+    }
+    lines = [f"{p},{n},65536,{rate}" for (p, n), own in rates.items() for rate in own]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["precision,gpus,global_batch,throughput", *lines, "tf32,32,65536,9000"]))
+    found = study_of_table(read_table(table), mode=None, folder=tmp_path)
+    rows = by_size(Results(found.study, found.shown, found.scale()).settings)
+    assert [*rows] == [None, 8, 16]
+    for gpus in (8, 16):
+        one, other = (np.log(rates[name, gpus]) for name in ("tf32", "fp16"))
+        interval = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+        own = rows[gpus].judgement
+        assert math.log(own.ratio) == pytest.approx(one.mean() - other.mean())
+        assert [math.log(own.low), math.log(own.high)] == pytest.approx([*interval])
+        assert (rows[gpus].setting, rows[gpus].value, str(own.verdict)) == ("precision", "tf32", "slower")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Seconds of an unknown work, another work, and another batch say nothing about a setting.
+        "precision,gpus,mode,time\nfp16,1,strong,3\ntf32,1,strong,5\nfp16,2,strong,2\ntf32,2,strong,3\n",
+        "model,gpus,global_batch,throughput\na,1,64,3\nb,1,64,5\na,2,64,2\nb,2,64,3\n",
+        "precision,gpus,global_batch,throughput\nfp16,1,64,3\ntf32,1,32,5\nfp16,2,64,2\ntf32,2,32,3\n",
+    ],
+)
+def test_rates_of_different_work_are_not_compared(tmp_path, text):
+    table = tmp_path / "t.csv"
+    table.write_text(text)
+    found = study_of_table(read_table(table), mode=None, folder=tmp_path)
+    assert Results(found.study, found.shown, found.scale()).settings == []

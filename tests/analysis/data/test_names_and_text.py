@@ -22,40 +22,25 @@ from ddp_scaling_bench.units import (
 
 
 def test_no_text_of_a_csv_can_run_as_a_formula_and_numbers_are_unchanged():
-    frame = pd.DataFrame(
-        {
-            "anything": ["=1+1", None, "plain\x1b[31m", "+1", "-1", "@SUM(A1)", "\tx"],
-            "value": [-1.5, float("nan"), 1 / 3, *[0] * 4],
-            "whole": [1, 2, 3, *[0] * 4],
-        }
-    )
-    text = csv_text(frame)
+    columns = {
+        "anything": ["=1+1", None, "plain\x1b[31m", "+1", "-1", "@SUM(A1)", "\tx"],
+        "value": [-1.5, float("nan"), 1 / 3, *[0] * 4],
+        "whole": [1, 2, 3, *[0] * 4],
+    }
+    text = csv_text(columns)
     assert text.splitlines()[1:3] == ["'=1+1,-1.5,1", ",,2"]
     assert text.splitlines()[4:] == [f"'{formula},0,0" for formula in ("+1", "-1", "@SUM(A1)", "\tx")]
     read = pd.read_csv(io.StringIO(text))
     assert read["value"].iloc[2] == pytest.approx(1 / 3, rel=1e-11)
     assert "\x1b" not in text
-    assert csv_text(frame, digits=3).splitlines()[3].split(",")[1] == "0.333"
+    assert csv_text(columns, digits=3).splitlines()[3].split(",")[1] == "0.333"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1234.5, "1234"),
-        (12345.6, "12,350"),
-        (9999.9, "10,000"),
-        (0.99999, "1.000"),
-        (0.012345, "0.01235"),
-        (0.0, "0"),
-        (-2.5, "-2.500"),
-        (1e-9, "1.000e-09"),
-        (math.nan, "–"),
-        (math.inf, "–"),
-        (None, "–"),
-    ],
-)
-def test_numbers_have_four_digits_and_commas_from_ten_thousand(value: float | None, text: str) -> None:
-    assert number(value) == text
+def test_numbers_have_four_digits_and_commas_from_ten_thousand() -> None:
+    texts = {1234.5: "1234", 12345.6: "12,350", 9999.9: "10,000", 0.99999: "1.000", 0.012345: "0.01235"}
+    texts |= {0.0: "0", -2.5: "-2.500", 1e-9: "1.000e-09", math.nan: "–", math.inf: "–"}
+    assert {value: number(value) for value in texts} == texts
+    assert number(None) == "–"
 
 
 def test_units_counts_and_lists() -> None:

@@ -22,7 +22,7 @@ HOSTILE_HOST = "<img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="session")
 def report_svg() -> Callable[[Path], Path]:
-    """Write a report without PNG and PDF files; return its page."""
+    """Write a report without PDF files; return its page."""
 
     def report(path: Path) -> Path:
         with only_svg():
@@ -42,16 +42,14 @@ def demo_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def grid_study(tmp_path_factory: pytest.TempPathFactory, report_svg: Callable[[Path], Path]) -> Path:
-    """A study over nodes and ranks per node whose largest size failed, with its report."""
+def grid_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study over nodes and ranks per node whose largest size failed."""
 
     failed = {16: ("failed", "ran out of <b>memory</b>", "out-of-memory")}
     cells = [cell for launcher in ("srun", "torchrun") for cell in studies.over_two_axes(launcher=launcher)]
     path = tmp_path_factory.mktemp("reports") / "grid"
     state = {"state": lambda cell, repeat: failed.get(cell.world_size)}
-    studies.finished(path, cells, epochs=1, ranks_files=False, **state)
-    report_svg(path)
-    return path
+    return studies.finished(path, cells, epochs=1, ranks_files=False, **state)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from analysis.decide import efficiency_text
 from analysis.report.decision import main_loss
 from analysis.report.proposal import Proposal, Request
 from analysis.report.results import Results
-from analysis.report.write import write_report, write_table_report
+from analysis.report.write import write_report
 from analysis.stats.attempts import Success
 from bench.matrix.cell import Cell
 from ddp_scaling_bench.finding import Finding
@@ -27,19 +26,20 @@ from tests.commands.command_line import bench, refusal
 from tests.common import change_json
 
 LATEX = shutil.which("pdflatex")
-WRAPPER = r"""\documentclass[a4paper,11pt]{article}
+WRAPPER = r"""
 \usepackage[T1]{fontenc}
 \usepackage[margin=2.5cm]{geometry}
-\usepackage{booktabs,graphicx,textcomp}
+\usepackage{array,booktabs,graphicx,longtable,textcomp}
+\renewcommand{\includegraphics}[2][]{\rule{\linewidth}{5cm}}
 \begin{document}
-\input{proposal}
+\input{FILE}
 \end{document}
 """
 
 
 def section(path: Path) -> tuple[str, str]:
-    """Return the section of a study as Markdown and as LaTeX; figures are drawn only for pdflatex."""
-    with nullcontext() if LATEX else no_figure():
+    """Return the section of a study as Markdown and as LaTeX; no figure is drawn."""
+    with no_figure():
         report = write_report(path, proposal=Request()).page.parent
     return (report / "proposal.md").read_text(), (report / "proposal.tex").read_text()
 
@@ -89,12 +89,6 @@ def test_each_scaling_mode_has_a_paragraph_and_a_narrow_table(written):
     efficiency = efficiency_text(last)
     assert first[-1][-2:] == [efficiency, "4"]
     assert float(first[-1][3]) == pytest.approx(last.speedup, rel=0.005)
-    widest = [max(len(row[column]) for row in first) for column in range(6)]
-    assert sum(widest) <= 52, "9 cm at 10 pt have about as many letters"
-    text = markdown.replace("\\", "")
-    assert "*Strong scaling, batch 64: S = T(N0)/T(N), E = S N0/N, global batch constant; T: time per" in text
-    assert "*Weak scaling, 8 per rank: E = T(N0)/T(N), scaled speedup = E N/N0, batch per rank" in text
-    assert text.count("baseline N0: 1 rank on 1 node. Brackets: 95 % confidence interval over the runs") == 2
     strong_text, weak_text = (one["text"] for one in proposal(path)["sections"])
     assert "The requested job size is 2 ranks" in strong_text
     assert "No size beyond the baseline is shown to have an efficiency of at least 0.8." in weak_text
@@ -110,17 +104,9 @@ def test_the_requested_size_is_the_recommended_one_with_its_own_loss(written):
         f"The requested job size is 2 ranks on 2 nodes, with an efficiency of {own[2].efficiency:.2f} ["
         in text
     )
-    assert (
-        "the largest measured size whose whole interval is at least 0.8 and that is faster than each" in text
-    )
     cause, share = main_loss(found.divisions[own[2].place])
-    assert (
-        f"each smaller size. Its largest loss compared with the baseline: {cause}, {percent(share)} of"
-        in text
-    )
-    assert "The next larger size, 4 ranks on 4 nodes, has 1." in text
+    assert f": {cause}, {percent(share)} of" in text
     assert f"efficiency of {own[4].efficiency:.2f} [" in text
-    assert "which is below 0.8. Its largest loss compared with the baseline: " in text
 
 
 def test_a_reviewer_needs_no_file(written):
@@ -130,9 +116,6 @@ def test_a_reviewer_needs_no_file(written):
         assert not re.findall(r"\S+\.(?:csv|json|html|md)\b|\[\d+\]", text)
         for fact in ("ddp-scaling-bench 0.1.0", "PyTorch 2.13.0+cpu", "Python 3.11.2", "28 runs", "bf16"):
             assert fact in text
-        assert "E. B. Wilson, JASA 22, 1927" in text
-        assert "co-design.pop-coe.eu/metrics" in text
-        assert "after at least 10 steps of warm-up" in text
 
 
 @pytest.fixture(scope="module")
@@ -169,27 +152,23 @@ def test_without_a_choice_the_series_has_a_reason_in_the_text_and_on_the_termina
     assert "Not described: 4 other series, with other settings" in text
 
 
-@pytest.mark.parametrize("name", ["strong-512-gloo-srun-precision.fp32", "strong, precision fp32"])
-def test_the_applicant_chooses_the_series(swept, name, nothing_drawn):
-    done = bench("report", "s", "--proposal", "--series", name, cwd=swept.parents[1])
+def test_the_applicant_chooses_the_series(swept, nothing_drawn):
+    done = bench("report", "s", "--proposal", "--series", "strong, precision fp32", cwd=swept.parents[1])
     assert "series strong-512-gloo-srun-precision.fp32: it was chosen by the applicant\n" in done.stderr
     text = (swept / "report/proposal.md").read_text().replace("\\", "")
     assert text.index("## Strong scaling") < text.index("## Weak scaling")
     assert "precision fp32): it was chosen by the applicant." in text
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("bf61", "is no series with several sizes"), ("strong", "is not unique")],
-)
-def test_an_unknown_series_is_an_error_with_the_known_ones(swept, name, what):
-    said = refusal("report", "s", "--proposal", "--series", name, cwd=swept.parents[1]).splitlines()[-1]
-    assert said.startswith(
-        f"error: --series '{name}' {what}; give one of strong-512-gloo-srun-precision.fp32"
+def test_an_unknown_series_is_an_error_with_the_known_ones(swept):
+    for name, what in (("bf61", "is no series with several sizes"), ("strong", "is not unique")):
+        said = refusal("report", "s", "--proposal", "--series", name, cwd=swept.parents[1]).splitlines()[-1]
+        assert said.startswith(
+            f"error: --series '{name}' {what}; give one of strong-512-gloo-srun-precision.fp32"
+        )
+    assert refusal("report", "s", "--series", name, cwd=swept.parents[1]).startswith(
+        "--series requires --prop"
     )
-    assert len(said.removeprefix("error: ")) <= 200
-    said = refusal("report", "s", "--series", name, cwd=swept.parents[1])
-    assert said == "--series requires --proposal; add --proposal, or omit --series"
 
 
 def test_the_request_follows_from_the_stated_work(written):
@@ -272,17 +251,8 @@ def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
     assert "hunter2" not in text
 
 
-def test_if_no_size_reaches_the_guide_the_request_is_for_the_baseline(tmp_path):
-    text = advice(finished(tmp_path / "s", strong(sizes=(1, 4)), timing=Timing(comm_s=0.1)))
-    assert text.startswith(
-        "No size beyond the baseline is shown to have an efficiency of at least 0.8. The request is for the "
-        "baseline, 1 rank on 1 node. The most efficient larger size, 4 ranks on 4 nodes, has 0."
-    )
-
-
-@pytest.mark.parametrize("state", ["planned", "failed"])
-def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
-    path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: (state, "why", None))
+def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2)), state=lambda cell, repeat: ("failed", "why", None))
     markdown, latex = section(path)
     assert "No two sizes can be compared with each other, so there is no speedup" in markdown
     assert "None of them has a throughput" in markdown
@@ -290,18 +260,6 @@ def test_a_study_without_numbers_gives_a_section_that_says_so(tmp_path, state):
     assert not tables(markdown)
     assert "## Request" not in markdown
     assert "1 rank on 1 node has no result: " in latex
-
-
-def test_a_table_measured_elsewhere_gives_a_section_of_its_columns(tmp_path, nothing_drawn):
-    (tmp_path / "bert.csv").write_text("gpus,throughput\n8,4553\n16,9191\n32,18119\n64,35774\n")
-    table = tmp_path / "bert.csv"
-    page = write_table_report(table, output=tmp_path, mode="strong", proposal=Request()).page
-    markdown = (page.parent / "proposal.md").read_text().replace("\\", "")
-    head, _, *rows = tables(markdown)[0]
-    assert head == ["Ranks", "Samples/s", "Speedup", "Efficiency", "Runs"]
-    assert rows[-1] == ["64", "35,770", "7.86", "0.98", "1 (a)"]
-    assert "ode-hours" not in markdown
-    assert "The values were measured elsewhere and are taken from a table." in markdown
 
 
 HOSTILE = "<script>alert(1)</script> \\input{/etc/passwd} $x$ 50% a_b #1 & | `c` [d] ^~ {e} \" ' ± µ “q” 語"
@@ -338,16 +296,26 @@ def test_the_latex_compiles_with_hostile_texts_and_without_on_few_pages(written,
     section(ten)
     for path in (written[0], hostile[0], ten):
         folder = path / "report"
-        (folder / "wrapper.tex").write_text(WRAPPER)
-        done = subprocess.run(
-            ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "wrapper.tex"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        assert done.returncode == 0, done.stdout[-2000:]
-        assert path == hostile[0] or re.search(r"\([12] pages?,", done.stdout)
+        text = compiled(folder, "proposal")
+        assert path == hostile[0] or re.search(r"\([12] pages?,", text)
+    for name in ("proposal", "scaling"):
+        two_columns = compiled(ten / "report", name, r"\documentclass[10pt,twocolumn]{article}")
+        assert "Overfull" not in two_columns, two_columns
+
+
+def compiled(folder: Path, name: str, document_class: str = r"\documentclass[a4paper,11pt]{article}") -> str:
+    """Compile a file of a report within a document, and return the output of pdflatex."""
+    document = "\n".join([document_class, *WRAPPER.splitlines()[1:]]).replace("FILE", name)
+    (folder / "wrapper.tex").write_text(document)
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "wrapper.tex"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
 
 
 def test_of_a_command_only_what_is_known_is_said(tmp_path):

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.checks.scaling_table import scaling_table
@@ -106,6 +106,7 @@ def test_latex_escapes_each_special_character() -> None:
     assert latex("[a] 2 × 4 – µs ± ≥ é 漢") == r"{[}a{]} 2 $\times$ 4 -- $\mu$s $\pm$ $\ge$ é ?"
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=60))
 def test_no_text_can_leave_its_latex_cell(text: str) -> None:
     escaped = latex(text)
@@ -113,6 +114,7 @@ def test_no_text_can_leave_its_latex_cell(text: str) -> None:
     assert not set(bare) & set("\\&%$#_{}~^[]\n\r")
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=60))
 def test_no_text_can_leave_its_markdown_cell(text: str) -> None:
     values = {

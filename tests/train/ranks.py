@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,14 +189,6 @@ def server() -> Iterator[ForkServer]:
     started = ForkServer()
     yield started
     started.close()
-
-
-def wait_for(condition: Callable[[], object], what: str, *, limit_s: float = 280) -> None:
-    """Wait until ``condition`` is true; the limit is generous, for a busy machine."""
-    until = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not happen in {limit_s:g} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture

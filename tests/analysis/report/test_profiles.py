@@ -1,0 +1,231 @@
+"""Profiles: what a centre asks for is in the proposal, or the terminal lists it as missing."""
+
+import json
+import math
+import re
+import shutil
+import statistics
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from analysis.data.load import load_study
+from analysis.report.profile import read_profile
+from analysis.report.proposal import Proposal, Request
+from analysis.report.requirements import check_profile
+from analysis.report.results import Results
+from analysis.report.write import write_report
+from ddp_scaling_bench.errors import BenchError, InputError
+from tests.analysis.figures import no_figure
+from tests.analysis.report.test_proposal import LATEX, compiled
+from tests.analysis.studies import Timing, change_run, environment, finished, strong, weak
+from tests.common import change_json, edited_csv, raised
+
+FAST = Timing(comm_s=1e-4, fixed_s=0.0)
+
+
+def checked(path: Path, profile: str = "csc", **asked):
+    """Return the parts by title, and what is missing."""
+    rules = read_profile(profile)
+    proposal = Proposal.of(Results.of(load_study(path)), Request(profile=rules, **asked))
+    parts, missing = check_profile(proposal, rules)
+    return {part.title.partition(" of ")[0]: part for part in parts}, list(map(str, missing))
+
+
+def cells(modes=strong, **options):
+    """Return cells of a study on GPUs with their own program."""
+    found = modes(sizes=(1, 2, 4), **options)
+    for cell in found:
+        cell.argv, cell.planned_epochs = ["python", "train.py"], None
+        cell.workload = {**cell.workload, "device": "cuda"}
+    return found
+
+
+def on_roihu(cell):
+    return environment(cell) | {"slurm": {"SLURM_CLUSTER_NAME": "roihu"}}
+
+
+def walls(ranks: int, repeat: int) -> float:
+    """Return the seconds of a run: start-up of 40 s, and the timed steps."""
+    return 40 + 840 / ranks + 7 * repeat
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory) -> Path:
+    """Return a study with everything that CSC asks for, as far as a tool can know it."""
+    path = tmp_path_factory.mktemp("csc") / "s"
+    finished(path, cells(), timing=FAST, env=on_roihu, steps=4000)
+    for run in json.loads((path / "plan.json").read_text())["runs"]:
+        end = datetime(2026, 1, 2, 3) + timedelta(seconds=walls(int(run["cell_id"][1]), run["repeat"]))
+        times = {"started_at": "2026-01-02T03:00:00.000Z", "ended_at": f"{end.isoformat()}.000Z"}
+        change_run(path, run["run_id"], hosts="n1", **times)
+        with edited_csv(path / "runs" / run["run_id"] / "attempt-1/metrics.csv") as frame:
+            frame["gpu_util_avg"] = 91.0
+    (path / "scripts").mkdir()
+    for cell in cells():
+        (path / "scripts" / f"{cell.cell_id}.sbatch").write_text(
+            "#!/bin/bash\n\tsrun 50%_\\end{x} ~ é ≠ $x\n"
+        )
+    return path
+
+
+BY_HAND = [
+    "by hand: large has 6 to 60 nodes and gpularge 1 to 10; results are expected within 30 days of the trial access",
+    "by hand: with MPI and OpenMP, attach stderr of a run with OMP_DISPLAY_AFFINITY=true and the format of the rules",
+    "by hand: check that the runs have the parameters of production, and that the smallest size is the least that "
+    "fits",
+]
+OWN_PROGRAM = [
+    "missing: what the program, its test case and its parallelisation are; add it by hand",
+    "missing: how the program reads and writes, and how much; add it by hand",
+]
+
+
+def test_a_complete_study_lacks_only_what_no_tool_can_know(complete):
+    parts, missing = checked(complete, target_size="4x1")
+    assert missing == [*OWN_PROGRAM, *BY_HAND]
+    assert parts["Runs"].text.startswith("Means over the runs of a size. Wall times are those of whole jobs")
+    assert parts["Target"].text.startswith(
+        "The largest job in production is 4 GPUs on 4 nodes, with an effic"
+    )
+    assert parts["Job script"].lines == [(0, "#!/bin/bash"), (8, "srun 50%_\\end{x} ~ é ≠ $x")]
+
+
+def test_wall_times_and_their_efficiency_are_those_of_runs_csv(complete):
+    parts, _ = checked(complete)
+    table = parts["Runs"].table
+    assert table.headings == ["Job", "Wall time (s)", "E (wall time)", "Outside steps", "GPU utilisation"]
+    by_size = {n: [walls(n, repeat) for repeat in (1, 2, 3)] for n in (1, 2, 4)}
+    for (ranks, own), row in zip(by_size.items(), table.series[0][1], strict=True):
+        mean = statistics.fmean(own)
+        wall, efficiency = row[1].split(" ", 1), row[2]
+        assert float(wall[0]) == pytest.approx(mean, rel=0.005)
+        logs = [math.log(one) for one in own]
+        low, high = stats.t.interval(0.95, 2, statistics.fmean(logs), stats.sem(logs))
+        assert json.loads(wall[1]) == pytest.approx([math.exp(low), math.exp(high)], rel=0.005)
+        if ranks > 1:
+            base = [math.log(one) for one in by_size[1]]
+            ends = stats.ttest_ind(base, logs, equal_var=False).confidence_interval(0.95)
+            value, interval = efficiency.split(" ", 1)
+            assert float(value) == pytest.approx(statistics.fmean(by_size[1]) / mean / ranks, abs=5e-4)
+            assert json.loads(interval) == pytest.approx([math.exp(end) / ranks for end in ends], abs=5e-4)
+        assert row[4] == "91.0 %"
+    assert table.series[0][1][0][2] == "1"
+
+
+def test_each_lack_is_listed_with_its_reason(complete, tmp_path):
+    """A requirement that a change of the study breaks is the only further line."""
+    copy = Path(shutil.copytree(complete, tmp_path / "s"))
+    _, missing = checked(copy)
+    assert [one for one in missing if one not in OWN_PROGRAM + BY_HAND] == [
+        "missing: the size of your largest job in production; add --target-size SIZE"
+    ]
+    _, missing = checked(copy, target_size="8x1")
+    assert "missing: a valid result of the target size 8x1; add it to the axes, and submit it" in missing
+    _, missing = checked(copy, target_size="2x1")
+    assert "missing: 1 more node count: 2 of 3 are valid; add sizes up to the target to axes.nodes" in missing
+    change_json(copy / "plan.json", executor="local")
+    _, missing = checked(copy, target_size="4x1")
+    assert [one for one in missing if one not in OWN_PROGRAM + BY_HAND] == [
+        "missing: runs with executor slurm: it is local; run it on roihu",
+        "missing: the job script: scripts/n4x1-gloo-srun-b16.sh is not there; plan the study again",
+    ]
+
+
+def test_short_weak_runs_on_cpus_of_another_cluster_lack_most(tmp_path):
+    path = finished(tmp_path / "s", weak(sizes=(1, 2)), timing=Timing(comm_s=20e-3))
+    with_secret = json.loads((path / "plan.json").read_text())["cells"]
+    change_json(path / "plan.json", cells=[cell | {"env": {"API_TOKEN": "x"}} for cell in with_secret])
+    _, missing = checked(path)
+    assert [one.removeprefix("missing: ").partition(":")[0] for one in missing[: -len(BY_HAND)]] == [
+        "1 more node count",
+        "a size with an efficiency of at least 0.75; request a smaller size, or submit more runs",
+        "runs of your program",
+        "the same input at all sizes",
+        "the size of your largest job in production; add --target-size SIZE",
+        "runs on roihu",
+        "runs of 3 minutes",
+        "an efficiency of the wall time",
+        "a start-up that does not dominate",
+        "GPU utilisation",
+        "the load on the file system",
+        "the job script",
+    ]
+    assert "missing: runs on roihu: the cluster is not recorded; run it on roihu" in missing
+    assert any("it sets API_TOKEN, whose values are not shown" in one for one in missing)
+
+
+def test_the_guide_of_a_profile_is_that_of_the_proposal_only(tmp_path):
+    path = finished(tmp_path / "s", strong(sizes=(1, 2, 4)), timing=Timing(comm_s=7e-3), noise=0.001)
+    said: list[str] = []
+    with no_figure():
+        write_report(path, proposal=Request())
+        report = path / "report"
+        before = (report / "scaling.csv").read_bytes()
+        page = (report / "index.html").read_text()
+        request = Request(profile=read_profile("csc"))
+        write_report(path, proposal=request, progress=said.append)
+    assert (report / "scaling.csv").read_bytes() == before
+    assert (report / "index.html").read_text() == page
+    text = (report / "proposal.md").read_text()
+    assert "The guide for the efficiency is 0.75, the least that CSC Roihu" in text
+    assert "0.8" not in text
+    assert (
+        "requested by 0.75: 2 ranks on 2 nodes; the page recommends by 0.8: no size beyond the baseline"
+        in said
+    )
+
+
+def test_the_hours_are_those_of_the_request_in_the_words_of_the_centre(tmp_path, complete):
+    rules = tmp_path / "mine.yaml"
+    text = "title: A\nsource: B\ndate: C\nthreshold: 0.8\ncontents: [hours]\n"
+    rules.write_text(text + "hours: {name: core-hours, unit: gpu, factor: 24, periods: 2}\n")
+    _, missing = checked(complete, str(rules))
+    wanted = "missing: the core-hours: the training is an example; add --samples N --epochs N --trainings N"
+    assert missing == [wanted]
+    parts, missing = checked(complete, str(rules), samples=10**9, epochs=9, trainings=3)
+    proposal = Proposal.of(Results.of(load_study(complete)), Request(samples=10**9, epochs=9, trainings=3))
+    hours = 24 * 27e9 / proposal.row.throughput_samples_per_sec / 3600 * proposal.row.gpus
+    assert missing == []
+    found = re.fullmatch(
+        r"The request with its reserve is for (\S+) core-hours \(24 per gpu-hour\), (\S+) in each of 2 equal periods.",
+        parts["Hours"].text,
+    )
+    assert [float(one.replace(",", "")) for one in found.groups()] == pytest.approx(
+        [hours, hours / 2], rel=0.005
+    )
+
+
+def test_a_profile_with_mistakes_is_refused_with_its_lines(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("title: A\nsource: B\ndate: C\nthreshold: 1.5\nleast_size: 3\ncontents: [wall_tim]\n")
+    with pytest.raises(InputError) as error:
+        read_profile(str(path))
+    assert [problem.line for problem in error.value.problems] == [4, 5, 6]
+    assert "did you mean 'wall_time'?" in str(error.value)
+    assert "give csc, generic, or a FILE.yaml" in raised(BenchError, read_profile, "cse")
+
+
+def test_the_profile_of_csc_has_the_rules_of_its_source():
+    rules = read_profile("csc")
+    assert (rules.threshold, rules.least_sizes, rules.sizes_of) == (0.75, 3, "nodes")
+    text = (Path(read_profile.__code__.co_filename).parent / "profiles/csc.yaml").read_text()
+    assert "how-to-access-roihu-large-partition.md" in text
+    assert "e037c62316a7526e670ad83b8d21d3fdd4e10765" in text
+
+
+def test_a_proposal_by_a_profile_compiles(complete, tmp_path):
+    copy = Path(shutil.copytree(complete, tmp_path / "s"))
+    with no_figure():
+        write_report(copy, proposal=Request(profile=read_profile("csc"), target_size="4x1"))
+    text = (copy / "report/proposal.tex").read_text()
+    for wanted in (r"\paragraph{Target.}", "E (wall time)", r"\paragraph{Job script of 4 GPUs on 4 nodes.}"):
+        assert wanted in text
+    assert r"srun 50\%\_\textbackslash{}end\{x\}" in text
+    assert "\n    " + " " * 8 + "srun 50%_\\end{x}" in (copy / "report/proposal.md").read_text()
+    if LATEX:
+        text = re.sub(r"\\begin\{figure\}.*?\\end\{figure\}", "", text, flags=re.DOTALL)
+        (copy / "report/proposal.tex").write_text(text)
+        assert "Output written" in compiled(copy / "report", "proposal")
