@@ -20,6 +20,7 @@ from .options import AllOption, JsonOption, ResultsOption, find_study, require_r
 
 if TYPE_CHECKING:
     from analysis.history.index import Source
+    from analysis.history.series import History
 
 StudiesArgument = Annotated[
     list[str] | None,
@@ -39,7 +40,7 @@ SinceOption = Annotated[
     typer.Option(
         "--since",
         metavar="DATE",
-        help="Changes first reported since this date (2026-03-04) are new; default: those of the last study.",
+        help="Changes first reported since DATE (2026-03-04) are new; default: those of the newest study.",
     ),
 ]
 RebuildOption = Annotated[
@@ -66,21 +67,11 @@ def history_command(
     require_report("bench history")
     new_since = _date(since) if since else None
     from analysis.history.history_page import write_page
-    from analysis.history.index import Source, read_studies
+    from analysis.history.index import read_studies
     from analysis.history.series import history_of
-    from analysis.history.show import HEADINGS, remarks, summary, table_rows, title
 
     root = results_folder(results)
-    sources = [_source(name, root, results) for name in dict.fromkeys(named or ())]
-    if not named:
-        sources += [Source(folder.path) for folder in studies(root)]
-        sources += [
-            Source(path, open_archive)
-            for path in sorted(root.glob("*"))
-            if is_archive(path) and path.is_file()
-        ]
-    if not sources:
-        raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
+    sources = [_source(name, root, results) for name in dict.fromkeys(named or ())] or _all_sources(root)
     archives = [os.path.relpath(source.path, root) for source in sources if source.open]
     entries = read_studies(sources, root, rebuild=rebuild, say=say)
     found = history_of(entries, archives=archives, new_since=new_since)
@@ -90,26 +81,50 @@ def history_command(
         slower = [one.label for one in found.series if one.regression]
         print_json({**asdict(found), "newly_slower": slower, "page": page and str(page)})
     else:
-        rows = table_rows(found)
-        hidden = 0 if everything else max(0, len(rows) - SHOWN_ROWS)
-        if rows:
-            print_table(
-                title(found), HEADINGS, rows[: len(rows) - hidden], right=HEADINGS[1:3], hidden=hidden
-            )
-        for text in (*remarks(found), summary(found), *([f"page: {page}"] if page else [])):
-            show(text)
+        _print(found, page, everything=everything)
     if not check:
         return 0
+    newest = max(sources, key=lambda source: source.plan.stat().st_mtime_ns)
+    return _exit_code(found, newest, has_result=bool(entries[os.path.relpath(newest.path, root)].points))
+
+
+def _print(found: History, page: Path | None, *, everything: bool) -> None:
+    from analysis.history.show import HEADINGS, remarks, summary, table_rows, title
+
+    rows = table_rows(found)
+    hidden = 0 if everything else max(0, len(rows) - SHOWN_ROWS)
+    if rows:
+        print_table(title(found), HEADINGS, rows[: len(rows) - hidden], right=HEADINGS[1:3], hidden=hidden)
+    for text in (*remarks(found), summary(found), *([f"page: {page}"] if page else [])):
+        show(text)
+
+
+def _exit_code(found: History, newest: Source, *, has_result: bool) -> int:
+    """Return 1 if a series is newly slower, 3 with a message if that cannot be told, else 0.
+
+    ``has_result`` says whether a cell of the study that was planned last is in a series.
+    """
     if any(one.regression for one in found.series):
         return 1
-    newest = max(sources, key=lambda source: source.plan.stat().st_mtime_ns)
-    if not found.searched or not entries[os.path.relpath(newest.path, root)].points:
-        reason = (
-            f"the newest study, {newest.path.name}, has no result" if found.searched else "too few studies"
-        )
-        say(f"cannot tell whether a series is slower: {reason}")
-        return 3
-    return 0
+    if found.searched and has_result:
+        return 0
+    lacking = f"the newest study, {newest.path.name}, has no result"
+    say(f"cannot tell whether a series is slower: {lacking if found.searched else 'too few studies'}")
+    return 3
+
+
+def _all_sources(root: Path) -> list[Source]:
+    """Return the studies and archives in the results folder; raise BenchError if there is none."""
+    from analysis.history.index import Source
+
+    archives = (path for path in sorted(root.glob("*")) if is_archive(path) and path.is_file())
+    sources = [
+        *(Source(folder.path) for folder in studies(root)),
+        *(Source(p, open_archive) for p in archives),
+    ]
+    if not sources:
+        raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
+    return sources
 
 
 def _source(name: str, root: Path, results: Path | None) -> Source:

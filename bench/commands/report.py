@@ -223,10 +223,7 @@ def report_command(
     options: dict[str, Any] = {"baseline": baseline, "proposal": request if proposal else None}
     options["targets"] = None if targets is None else _read_targets(targets)
     if spread is not None:
-        if not 0.1 <= spread < 100:
-            what = f"--spread {spread:g} is not between 0.1 and 100 %"
-            raise BenchError(what, remedy="give the deviation from run to run in per cent, such as 2")
-        options["spread"] = math.log1p(spread / 100)
+        options["spread"] = _log_spread(spread)
     shown: dict[str, Any] = {"as_json": as_json, "check": check}
     source = sources[0] if sources else None
     if pattern:
@@ -243,19 +240,39 @@ def report_command(
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
-        from analysis.report.write import write_table_report
-
-        table = Path(source)
-        own = dict(text.partition("=")[::2] for text in names or ())
-        options |= {"output": output or table.parent, "mode": mode, "names": own}
-        written = write_table_report(table, progress=say, **options)
-        return _end(written, study=table.stem, **shown)
+        return _report_table(Path(source), names or (), mode=mode, output=output, **shown, **options)
     for option, value in (("--mode", mode), ("--map", names)):
         if value:
             what = f"{option} is for a table measured elsewhere, not for a study"
             raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
     folder = find_study(source, results)
     return write(folder, output=output, include_disturbed=include_disturbed, **shown, **options)
+
+
+def _log_spread(percent: float) -> float:
+    """Return the standard deviation of a run's logarithm for a stated deviation in per cent."""
+    if not 0.1 <= percent < 100:
+        what = f"--spread {percent:g} is not between 0.1 and 100 %"
+        raise BenchError(what, remedy="give the deviation from run to run in per cent, such as 2")
+    return math.log1p(percent / 100)
+
+
+def _report_table(
+    table: Path,
+    names: Sequence[str],
+    *,
+    mode: str | None,
+    output: Path | None,
+    as_json: bool,
+    check: bool,
+    **options: Any,
+) -> int:
+    """Write the report of a table; ``names`` are the texts of --map."""
+    from analysis.report.write import write_table_report
+
+    options |= {"mode": mode, "names": dict(text.partition("=")[::2] for text in names)}
+    written = write_table_report(table, output=output or table.parent, progress=say, **options)
+    return _end(written, check=check, study=table.stem, as_json=as_json)
 
 
 def _read_targets(path: Path) -> list[Any]:
@@ -296,9 +313,11 @@ def write(
     Return 1 if an error limits the numbers, else 0; if ``check``, see :func:`_end`. ``options`` are those of
     :func:`analysis.report.write.write_report`.
     """
-    if options.get("targets") is None and not folder.archive:
-        study = open_study(folder)
-        if study.plan.get("targets") and (changed := study.changed_matrix()):
+    if options.get("targets") is None:
+        planned = open_study(folder)
+        has_targets = bool(planned.plan.get("targets"))
+        _check_targets(check, has_targets)  # before the work
+        if has_targets and (changed := planned.changed_matrix()):
             say(f"warning: the targets are those of the plan; {changed} differs: bench plan {changed}")
     if folder.archive:
         output = output or folder.archive.parent
@@ -372,12 +391,19 @@ def _end(written: Report, *, check: bool, **options: Any) -> int:
 
     If ``check``, only the targets decide: 1 if one is missed, else 3 if one cannot be told, else 0.
     """
-    if check and not written.targets:
+    _check_targets(check, bool(written.targets))
+    _print(written, **options)
+    if not check:
+        return int(written.has_errors)
+    verdicts = {one.verdict for one in written.targets}
+    return 1 if "missed" in verdicts else 3 if "cannot tell" in verdicts else 0
+
+
+def _check_targets(check: bool, has_targets: bool) -> None:
+    """Raise BenchError if --check has no targets."""
+    if check and not has_targets:
         remedy = "add --targets FILE.yaml, or `targets:` to the matrix and plan it again"
         raise BenchError("--check: there are no targets", remedy=remedy)
-    _print(written, **options)
-    verdicts = {one.verdict for one in written.targets}
-    return int("missed" in verdicts) or 3 * ("cannot tell" in verdicts) if check else int(written.has_errors)
 
 
 def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> None:
