@@ -12,6 +12,8 @@ HEADINGS = ("series", "studies", "last", "", "change")
 _BARS = "▁▂▃▄▅▆▇█"
 #: The number of studies in a sparkline, and the least part of its middle that its height shows.
 _LAST, _LEAST_RANGE = 16, 0.1
+#: The number of reasons for leaving out studies that are shown.
+_MOST_REASONS = 6
 
 
 def table_rows(history: History) -> list[tuple[str, ...]]:
@@ -75,6 +77,9 @@ def remarks(history: History) -> Iterator[str]:
     reasons: dict[str, list[str]] = {}
     for name, reason in history.left_out:
         reasons.setdefault(reason, []).append(name)
-    yield from (f"left out: {names(own)} ({reason})" for reason, own in reasons.items())
+    lines = [f"left out: {names(own)} ({reason})" for reason, own in reasons.items()]
+    yield from lines[:_MOST_REASONS]
+    if (more := len(lines) - _MOST_REASONS) > 0:
+        yield f"left out for {count(more, 'more reason')}; --json lists all"
     if history.searched > FOLDER:
         yield f"false alarms are rare in at most {FOLDER} series, these are {history.searched}: give fewer"

@@ -101,6 +101,17 @@ def test_a_line_fits_a_terminal_and_says_what_is_left_out(results):
     assert "left out: waiting (3 runs not ended)" in lines
 
 
+def test_many_reasons_are_summed_up(results):
+    for number in range(9):
+        folder = results / f"broken-{number}"
+        folder.mkdir()
+        (folder / "plan.json").write_text("{}")
+    done = bench("history", cwd=results.parent)
+    assert done.stdout.count("left out: broken-") == 6
+    assert "left out for 3 more reasons; --json lists all" in done.stdout
+    assert len(history(results=results)["left_out"]) == 9
+
+
 def test_a_copy_counts_once(results):
     shutil.copytree(results / "night-03", results / "a-copy")
     content = history(results=results)
