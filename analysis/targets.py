@@ -27,7 +27,6 @@ from analysis.stats.measured import Measured, measure
 from analysis.stats.rates import RateUnit, rate_unit
 from analysis.text import clean, heading, one_line, plain
 from bench.archive import is_archive, open_archive
-from bench.matrix.schema import AT_LEAST, Target
 from bench.study.plan_json import first_error, invalid_plan
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.units import count, interval, known, listed, names, number
@@ -88,8 +87,12 @@ class TargetRow(NamedTuple):
 
 def planned_targets(study: Study) -> list[Any]:
     """Return the targets in the plan of a study; raise BenchError if they are not valid."""
+    if not (planned := study.plan.get("targets")):
+        return []
+    from bench.matrix.schema import Target  # building the models takes longer than most analyses
+
     try:
-        return [Target.model_validate(one) for one in study.plan.get("targets") or ()]
+        return [Target.model_validate(one) for one in planned]
     except ValidationError as error:
         raise invalid_plan(study.folder, f"has a target that is not valid ({first_error(error)})") from None
 
@@ -104,6 +107,8 @@ def judge_targets(
     Raises:
         BenchError: a target gives another unit of the throughput than the study has.
     """
+    if not targets:
+        return []
     unit, values = rate_unit(rows), _Values(study, frames, invalid)
     settings = {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
     found = []
@@ -150,7 +155,7 @@ def _text(target: Any, unit: str) -> str:
     )
     cells = [f"{key} {' or '.join(map(spelled, values))}" for key, values in target.matched.items()]
     of = f" of {one_line(target.of, limit=80)}" if target.of else ""
-    bound = "at least" if target.limited in AT_LEAST else "at most"
+    bound = "at least" if target.is_least else "at most"
     return f"{name} {bound} {target.limit:.6g}{units}{of}{f' ({listed(cells)})' if cells else ''}"
 
 
@@ -164,7 +169,7 @@ def _matches(target: Any, row: ScalingRow, settings: dict[str, str]) -> bool:
 
 
 def _verdict(value: Value, target: Any) -> TargetVerdict:
-    sign = 1 if target.limited in AT_LEAST else -1  # with -1, the larger value is the worse one
+    sign = 1 if target.is_least else -1  # with -1, the larger value is the worse one
     worst, best = sorted((sign * value.low, sign * value.high))
     least = sign * target.limit - _EQUAL * target.limit
     unmet = TargetVerdict.MISSED if best < least else TargetVerdict.UNKNOWN

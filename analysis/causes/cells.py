@@ -269,4 +269,4 @@ def _with_evidence(
 def mean_parts(parts: Sequence[Parts]) -> dict[str, float]:
     """Return the mean of each part over some runs; a part that a run lacks is 0 there."""
     names = dict.fromkeys(name for one in parts for name in one)
-    return {name: math.fsum(one.get(name, 0.0) for one in parts) / len(parts) for name in names}
+    return {name: math.fsum([one.get(name, 0.0) for one in parts]) / len(parts) for name in names}

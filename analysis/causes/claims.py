@@ -173,7 +173,7 @@ class Cause:
     def excess(self, run: RunEvidence) -> Iterator[Claim]:
         """Yield what other causes leave of some parts of the step, or of their excess over the baseline."""
         base = run.reference
-        if not self.excess_of or (base and not base.parts):
+        if base and not base.parts:
             return
         rate = {part: base.parts.get(part, 0.0) / run.factor if base else 0.0 for part in self.excess_of}
         more = {part: run.parts[part] - rate[part] for part in self.excess_of if part in run.parts}
@@ -204,10 +204,13 @@ def claims_of(run: RunEvidence) -> list[Claim]:
 
     What the causes with times of their own leave of a part is claimed last.
     """
-    causes = CAUSES.values()
-    claims = [
-        claim for cause in causes for claim in (*cause.rule(run), *cause.warned(run), *cause.excess(run))
-    ]
+    claims: list[Claim] = []
+    for cause in CAUSES.values():
+        claims += cause.rule(run)
+        if run.facts.warnings:
+            claims += cause.warned(run)
+        if cause.excess_of:
+            claims += cause.excess(run)
     return sorted(claims, key=lambda claim: math.isinf(claim.share))
 
 

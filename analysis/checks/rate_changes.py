@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median, stdev
+from statistics import median
 
 import numpy as np
 from scipy import special
@@ -106,16 +106,15 @@ class DriftInRun(Finding, kind="drift-in-run"):
 
 def _changes_in_runs(about: CheckedStudy) -> dict[str, float]:
     """Return by cell the median of log(last / first third of the epochs) over the throughputs of its runs."""
-    logs: dict[str, list[float]] = {}
     epochs = about.study.epochs[about.study.epochs["throughput_samples_per_sec"] > 0]
-    for run_id, rate in zip(epochs["run_id"], epochs["throughput_samples_per_sec"], strict=True):
-        logs.setdefault(run_id, []).append(math.log(rate))
+    logs = np.log(epochs["throughput_samples_per_sec"].to_numpy())
+    places = epochs.groupby("run_id", observed=True).indices
     changes: dict[str, list[float]] = {}
     for run in about.runs:
-        own = logs.get(run.run_id, ())
-        if run.measured and len(own) > 1:
+        own = logs[places[run.run_id]] if run.measured and run.run_id in places else logs[:0]
+        if len(own) > 1:
             third = max(len(own) // 3, 1)
-            changes.setdefault(run.cell_id, []).append(mean(own[-third:]) - mean(own[:third]))
+            changes.setdefault(run.cell_id, []).append(float(own[-third:].mean() - own[:third].mean()))
     return {cell: median(own) for cell, own in sorted(changes.items())}
 
 
@@ -207,7 +206,9 @@ def unstable_cells(about: CheckedStudy) -> Iterator[UnstableCells]:
     """Yield the cells whose runs differ, the least stable first, with the deviation of log rates."""
     runs = grouped((run for run in about.runs if run.measured), lambda run: run.cell_id)
     spread = {
-        cell: stdev(math.log(run.rate) for run in own) for cell, own in runs.items() if len(own) >= MIN_RUNS
+        cell: float(np.log([run.rate for run in own]).std(ddof=1))
+        for cell, own in runs.items()
+        if len(own) >= MIN_RUNS
     }
     wide = {cell: value for cell, value in spread.items() if value > UNSTABLE}
     if wide := dict(sorted(wide.items(), key=lambda item: -item[1])):

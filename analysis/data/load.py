@@ -22,6 +22,7 @@ import pandas as pd
 
 from analysis.data.columns import CellRow, Member, RunRow
 from analysis.data.csv_files import read_csvs, rows_of
+from analysis.processes import in_background
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, Run
 from bench.study.layout import StudyFolder
@@ -36,6 +37,8 @@ from ddp_scaling_bench.records import EpochRow, RankRow, TableRow, columns_of
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import count, listed
 
+#: Of more completed runs, a second process checks the files of half of them.
+_MANY = 200
 _ALONE = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 
 
@@ -152,8 +155,10 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
     records = records or planned.records(attempts)
     known = [records.get(run.run_id) or Record(run_id=run.run_id) for run in planned.runs]
     runs = [_run_row(planned, run, record) for run, record in zip(planned.runs, known, strict=True)]
-    for run, record, own in zip(runs, known, planned.runs, strict=True):
-        _find_folder(planned, run, record, is_recorded=not planned.cells[own.cell_id].is_unrecorded)
+    for run, record in zip(runs, known, strict=True):
+        _find_folder(planned, run, record)
+    is_recorded = [not planned.cells[run.cell_id].is_unrecorded for run in planned.runs]
+    _find_damage([run for run, recorded in zip(runs, is_recorded, strict=True) if recorded])
     epochs, facts = _epochs(planned, runs)
     return Study(
         planned.folder,
@@ -248,18 +253,28 @@ def _time(text: str | None) -> datetime | None:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-def _find_folder(planned: PlannedStudy, run: RunRow, record: Record, *, is_recorded: bool) -> None:
-    """Set the folders of an attempt, and say in its reason what is missing or was changed."""
+def _find_folder(planned: PlannedStudy, run: RunRow, record: Record) -> None:
+    """Set the folders of an attempt, or say in its reason that they are missing."""
     if not record.attempt:
         return
-    folder = str(planned.run_folder(record).path)
+    folder = planned.folder.attempt_path(record.run_id, record.attempt)
     if os.path.isdir(folder):  # noqa: PTH112 (for each run)
         run.folder = run.values_folder = folder
     elif record.state.ended:
         _add_reason(run, f"the folder of attempt {record.attempt} is missing")
-    if run.folder and run.state == RunState.COMPLETED and is_recorded and (damage := find_damage(run.folder)):
-        run.values_folder = None
-        _add_reason(run, damage)
+
+
+def _find_damage(runs: Iterable[RunRow]) -> None:
+    """Leave out the values of completed runs whose files were changed, and say so in their reasons."""
+    completed = [run for run in runs if run.folder and run.state == RunState.COMPLETED]
+    folders = [run.folder or "" for run in completed]
+    half = len(folders) // 2 if len(folders) > _MANY else 0
+    others = in_background(lambda: [*map(find_damage, folders[:half])]) if half else list
+    found = [*map(find_damage, folders[half:])]
+    for run, damage in zip(completed, others() + found, strict=True):
+        if damage:
+            run.values_folder = None
+            _add_reason(run, damage)
 
 
 def _add_reason(run: RunRow, text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from analysis.data.columns import ScalingRow, by_series, first_of_cells, three_digits
 from analysis.data.environment import describe
 from analysis.data.names import job_size, nodes_known
-from analysis.decide import Choice, Judged, VerdictKind, decide, efficiency_text
+from analysis.decide import Choice, Judged, VerdictKind, decide, efficiency_text, probability_text
 from analysis.report.decision import main_loss
 from analysis.report.figures.drawing import Drawing
 from analysis.report.figures.scaling import efficiency_figure
@@ -47,6 +47,7 @@ from ddp_scaling_bench.units import (
     number,
     percent,
     seconds,
+    short_percent,
     whole,
 )
 
@@ -198,7 +199,8 @@ class Proposal:
     def of(results: Results, request: Request) -> Proposal:
         """Choose the series of a proposal; raises BenchError if the requested one does not exist."""
         rows, guide = by_series(results.rows), request.guide
-        choices = {one: decide(own, invalid=results.invalid, guide=guide) for one, own in rows.items()}
+        options: dict[str, Any] = {"invalid": results.invalid, "guide": guide, "spread": results.spread}
+        choices = {one: decide(own, **options) for one, own in rows.items()}
         name, reason = choose_series(results, choices, request.series)
         scaled = _scaled(results, choices)
         chosen = [scaled[name]] if name else []
@@ -358,8 +360,13 @@ class Proposal:
         times = (
             f"{three_digits(gain)} times the throughput of {self.size(chosen)} and " if known(gain) else ""
         )
-        kind = self.choices[row.series].verdicts[row.place].kind
-        verdict = _VERDICTS.get(kind, _CANNOT_TELL).format(guide=self.asked.guide)
+        own = self.choices[row.series].verdicts[row.place]
+        verdict = _VERDICTS.get(own.kind, _CANNOT_TELL).format(guide=self.asked.guide)
+        if own.judged and known(own.judged.spread):
+            spread = short_percent(math.expm1(own.judged.spread))
+            verdict += (
+                f"; with a stated spread of {spread} between runs, it is with {probability_text(own.p)}"
+            )
         return (
             f"The {which} size, {self.size(row)}, has {times}an efficiency of {self.efficiency(row)}, "
             f"{verdict}."

@@ -286,13 +286,14 @@ def _report(
 ) -> Report:
     """Write the report and ``files`` (texts by file name) to ``folder``."""
     say("reading the environment")
-    assessment = results.assessment
     verdicts = _verdicts(results)
     proposal, missing = Proposal.of(results, request) if request else None, list[Missing]()
     say("drawing")
     finish_drawing = start_drawing(results)
     files |= _tables(results)
     drawings = finish_drawing()
+    if results.causes:
+        files["causes.csv"] = causes_csv(results.causes)
     say("writing")
     files["index.html"] = render_page(page_context(results, drawings))
     if proposal:
@@ -313,7 +314,7 @@ def _report(
     page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
     of_sizes = {name: one.findings for name, one in results.choices.items() if one.findings}
     warnings = results.environment.warnings
-    written = Report(page, assessment, verdicts, settings, warnings, decisions(results), of_sizes)
+    written = Report(page, results.assessment, verdicts, settings, warnings, decisions(results), of_sizes)
     return written._replace(targets=results.target_rows, missing=missing)
 
 
@@ -336,7 +337,7 @@ def _verdicts(results: Results) -> list[dict[str, Any]]:
 
 
 def _tables(results: Results) -> dict[str, str]:
-    """Return the report's tables by file name."""
+    """Return the report's tables by file name, but for the causes."""
     table = text_table(results.rows, results.titles, device=results.device)
     files = {
         "scaling.csv": csv_table(results.rows),
@@ -346,8 +347,6 @@ def _tables(results: Results) -> dict[str, str]:
     }
     if results.sizes:
         files["axes.csv"] = csv_text(table_of(results.sizes, AXES_COLUMNS))
-    if results.causes:
-        files["causes.csv"] = causes_csv(results.causes)
     if not results.study.table:
         files["what-differs.csv"] = csv_text(difference_rows(results.differences))
     # Nine digits resolve microseconds in steps that take seconds.

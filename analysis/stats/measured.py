@@ -173,8 +173,9 @@ def run_values(epochs: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Return the measurements of runs by run_id; ``epochs`` are rows of metrics.csv of any runs."""
     found: dict[str, dict[str, float]] = {}
     for values in (run_rates(epochs), run_parts(epochs), run_readings(epochs)):
-        for run_id, own in values.to_dict("index").items():
-            found.setdefault(str(run_id), {}).update({str(name): value for name, value in own.items()})
+        names = [*map(str, values.columns)]
+        for run_id, *own in values.itertuples(name=None):
+            found.setdefault(str(run_id), {}).update(zip(names, own, strict=True))
     return found
 
 

@@ -402,8 +402,8 @@ Selection: Any = _model(
 
 
 #: The values that a target limits from below; the others are limited from above.
-AT_LEAST = ("efficiency", "throughput_per_gpu", "share")
-LIMITS = (*AT_LEAST, "step_time_sec", "memory_gib")
+_AT_LEAST = ("efficiency", "throughput_per_gpu", "share")
+LIMITS = (*_AT_LEAST, "step_time_sec", "memory_gib")
 _MATCHED_TYPES = ["string", "number", "boolean"]
 
 
@@ -447,6 +447,11 @@ class _TargetBase(_KeysAndText):
     def limited(self) -> str:
         """The value that the target limits, one of :data:`LIMITS`."""
         return next(name for name in LIMITS if name in self.given)
+
+    @property
+    def is_least(self) -> bool:
+        """True if the value is limited from below."""
+        return self.limited in _AT_LEAST
 
     @property
     def limit(self) -> float:

@@ -50,7 +50,7 @@ LAYERS = {
         ["bench.cli", "bench.__main__"],
     ],
     "analysis": [
-        ["analysis", "analysis.text"],
+        ["analysis", "analysis.processes", "analysis.text"],
         ["analysis.data"],
         ["analysis.stats"],
         ["analysis.checks"],

@@ -6,19 +6,15 @@ style sheet gives the colours other values in its dark theme.
 
 from __future__ import annotations
 
-import gc
 import io
 import pkgutil
 import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from importlib import import_module
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -30,6 +26,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.columns import ScalingRow, by_series
 from analysis.data.names import short_labels
+from analysis.processes import in_background
 from analysis.report.results import Results
 from ddp_scaling_bench.units import count
 
@@ -107,33 +104,23 @@ def _kinds() -> list[tuple[Sequence[str], Draw]]:
 
 
 def start_drawing(results: Results) -> Callable[[], list[Drawing]]:
-    """Return a function that returns all figures of a report.
+    """Return a function that draws all figures of a report.
 
-    A second process already draws half of the kinds. If it cannot start or is killed, for example because
-    the node lacks memory, this process draws them.
+    A second process divides the losses and draws the figures that show them, which takes about as long.
     """
     draws = [draw for _, draw in _kinds()]
-    shared = draws[::2]
-    context = get_context("fork")  # the process inherits the results
-    reader, writer = context.Pipe(duplex=False)
-    gc.freeze()  # a collection would write to all objects, and so copy the memory that both share
-    with suppress(OSError), warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of Arrow exist, but do nothing
-        context.Process(target=_send, args=(writer, shared, results), daemon=True).start()
-    writer.close()
+    own = [draw for draw in draws if draw.__module__.endswith(".scaling")]
+    rest = [draw for draw in draws if draw not in own]
+    others = in_background(lambda: ([[*draw(results)] for draw in rest], results.of_losses()))
 
     def finish() -> list[Drawing]:
-        drawn = {draw: [*draw(results)] for draw in draws if draw not in shared}
-        with reader, suppress(EOFError):
-            drawn |= dict(zip(shared, reader.recv(), strict=True))
-        gc.unfreeze()
-        return [one for draw in draws for one in (drawn[draw] if draw in drawn else draw(results))]
+        drawn = {draw: [*draw(results)] for draw in own}
+        figures, of_losses = others()
+        vars(results).update(of_losses)
+        drawn |= zip(rest, figures, strict=True)
+        return [one for draw in draws for one in drawn[draw]]
 
     return finish
-
-
-def _send(writer: Connection, draws: Sequence[Draw], results: Results) -> None:
-    writer.send([[*draw(results)] for draw in draws])
 
 
 def is_name(name: str) -> bool:

@@ -168,24 +168,18 @@ def draw_lines(axes: Axes, *, lines: Lines, scale: Scale) -> None:
         for path in paths(points):
             axes.plot(*_columns((one.gpus, one.value) for one in path), zorder=2, **style)
         valid = [point for point in points if point.valid]
-        runs = _columns((point.gpus, value) for point in valid for value in point.runs)
-        axes.plot(*runs, "o", color=colour, markerfacecolor="none", markersize=3.2, alpha=0.75, zorder=3)
-        bounded = [point for point in valid if point.bounded]
-        ends = [[one.value - one.low for one in bounded], [one.high - one.value for one in bounded]]
-        interval: dict[str, Any] = {
-            "fmt": "none",
-            "color": colour,
-            "elinewidth": 1.0,
-            "capsize": 2.5,
-            "zorder": 5,
-        }
-        axes.errorbar(
-            *_columns((one.gpus, one.value) for one in bounded), yerr=np.clip(ends, 0, None), **interval
-        )
-        for wide in (False, True):
-            means = _columns((one.gpus, one.value) for one in valid if one.wide == wide)
+        if runs := [(point.gpus, value) for point in valid for value in point.runs]:
+            hollow: dict[str, Any] = {"color": colour, "markerfacecolor": "none", "markersize": 3.2}
+            axes.plot(*_columns(runs), "o", alpha=0.75, zorder=3, **hollow)
+        if bounded := [point for point in valid if point.bounded]:
+            ends = [[one.value - one.low for one in bounded], [one.high - one.value for one in bounded]]
+            style = {"fmt": "none", "color": colour, "elinewidth": 1.0, "capsize": 2.5, "zorder": 5}
+            means = _columns((one.gpus, one.value) for one in bounded)
+            axes.errorbar(*means, yerr=np.clip(ends, 0, None), **style)
+        for wide, own in grouped(valid, lambda point: point.wide).items():
             face, edge = (Colour.SURFACE, colour) if wide else (colour, Colour.SURFACE)
             look: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": 0.7}
+            means = _columns((one.gpus, one.value) for one in own)
             axes.plot(*means, marker=marker, linestyle="", zorder=4, **look)
     odd = [point for point in points_of(lines) if not point.valid]
     if odd:

@@ -68,21 +68,17 @@ class _Panel(NamedTuple):
         return drawing.draw(self.draw, left_in=self.scale.left_in)
 
 
-@figure("efficiency", "speedup", "throughput", "scaling")
+@figure("efficiency", "speedup", "throughput")
 def scaling_figures(results: Results) -> Iterator[Drawing]:
-    """Draw each curve of each mode and, for a paper, all curves of the modes that have them in one figure."""
-    every: list[_Panel] = []
-    for curve in (EFFICIENCY, SPEEDUP, THROUGHPUT):
-        rows = {}
-        for suffix, own in by_mode(results.rows):
-            drawn = [row for row in own if known(getattr(row, curve.column))]
-            if drawn and (curve is THROUGHPUT or len({row.gpus for row in drawn}) > 1):
-                rows[suffix] = drawn
-        panels = _panels(curve, rows.values(), results)
-        yield from (
-            panel.drawing(f"{curve.name}-{suffix}") for suffix, panel in zip(rows, panels, strict=True)
-        )
-        every += panels
+    """Draw each curve of each mode."""
+    for suffix, panel in _every_panel(results):
+        yield panel.drawing(f"{panel.curve.name}-{suffix}")
+
+
+@figure("scaling")
+def paper_figure(results: Results) -> Iterator[Drawing]:
+    """Draw, for a paper, all curves of the modes that have them in one figure."""
+    every = [panel for _, panel in _every_panel(results)]
     by_modes = grouped(every, lambda panel: panel.selection.texts["mode"])
     whole = [panel for own in by_modes.values() if len(own) == 3 for panel in own]
     if whole:
@@ -93,6 +89,17 @@ def scaling_figures(results: Results) -> Iterator[Drawing]:
         yield drawing.draw(
             *(panel.narrow().draw for panel in whole), columns=3, height_in=2.0, left_in=left_in
         )
+
+
+def _every_panel(results: Results) -> Iterator[tuple[str, _Panel]]:
+    """Yield each curve of each mode, with the suffix of the mode's figures."""
+    for curve in (EFFICIENCY, SPEEDUP, THROUGHPUT):
+        rows = {}
+        for suffix, own in by_mode(results.rows):
+            drawn = [row for row in own if known(getattr(row, curve.column))]
+            if drawn and (curve is THROUGHPUT or len({row.gpus for row in drawn}) > 1):
+                rows[suffix] = drawn
+        yield from zip(rows, _panels(curve, rows.values(), results), strict=True)
 
 
 def efficiency_figure(results: Results, rows: Sequence[ScalingRow], *, guide: float) -> Drawing:

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from analysis import processes
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
-from analysis.report.figures import drawing as drawing_module
 from analysis.report.figures.data import data_figures
 from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, start_drawing
 from analysis.report.figures.lines import NOT_VALID
@@ -213,5 +213,5 @@ def test_a_second_process_draws_the_same_figures_and_may_be_killed(
 ) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=2)
     expected = drawings(path)
-    monkeypatch.setattr(drawing_module, "_send", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(processes, "_send", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
     assert drawings(path) == expected

@@ -1,5 +1,6 @@
 """The scaling section of a proposal: what reviewers look for, in Markdown and in LaTeX that compiles."""
 
+import math
 import re
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 from analysis.checks.assessment import Assessment
 from analysis.checks.nodes import CrowdedCores
 from analysis.data.load import load_study
-from analysis.decide import efficiency_text
+from analysis.decide import efficiency_text, probability_text
 from analysis.report.decision import main_loss
 from analysis.report.proposal import Proposal, Request
 from analysis.report.results import Results
@@ -338,3 +339,11 @@ def test_of_a_command_only_what_is_known_is_said(tmp_path):
     assert "The command itself reported its throughput, 3 values per run, in its standard output" in text
     for word in ("built-in", "synthetic", "sgd", "mlp", "heckpoint"):
         assert word not in text
+
+
+def test_a_stated_spread_is_said_beside_the_size_that_comes_closest(tmp_path):
+    path = finished(tmp_path / "few", strong(64, (1, 2)), repeats=1)
+    found = Results.of(load_study(path), spread=math.log1p(0.02))
+    text = Proposal.of(found, Request()).context()["sections"][0]["text"]
+    judged = next(one.judged for one in found.verdicts.values() if one.judged)
+    assert f"with a stated spread of 2 % between runs, it is with {probability_text(judged.p)}." in text
