@@ -1,9 +1,13 @@
 """Small matrices for tests whose subject is not the text of a matrix."""
 
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from bench.plan import Plan, make_plan
 
 #: The steps of a training that takes no longer than it must.
 SHORT = {"steps_per_epoch": 3, "epochs": 1, "warmup_steps": 3, "attribution_steps": 2}
@@ -52,3 +56,13 @@ def matrix(study: str = "tiny", *, batch: int = 4, **sections: Any) -> str:
     return yaml.safe_dump(
         content, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf
     )
+
+
+def plan_of(folder: Path, content: str | Mapping[str, Any], **options: Any) -> Plan:
+    """Plan a matrix, given as its text or its content, from the file m.yaml of a folder."""
+    path = folder / "m.yaml"
+    text = (
+        content if isinstance(content, str) else yaml.safe_dump(dict(content), allow_unicode=True, width=1000)
+    )
+    path.write_text(text, encoding="utf-8")
+    return make_plan(path, **options)

@@ -3,17 +3,19 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import pytest
 
-from analysis.report.figures.drawing import Drawing
+if TYPE_CHECKING:  # the plugin is loaded with every test, and matplotlib takes seconds
+    from analysis.report.figures.drawing import Drawing
+    from analysis.report.results import Results
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def texts(drawing: Drawing) -> list[str]:
+def texts(drawing: "Drawing") -> list[str]:
     """Return the texts in a figure."""
     return [element.text or "" for element in ElementTree.fromstring(drawing.svg.encode()).iter(f"{SVG}text")]
 
@@ -25,9 +27,25 @@ def styled(element: ElementTree.Element, name: str) -> str:
 
 
 @contextmanager
+def drawn_here() -> Iterator[pytest.MonkeyPatch]:
+    """Start no second process for the figures of a report within a ``with`` block."""
+    from analysis.report import write
+    from analysis.report.figures import drawing
+
+    def start(results: "Results") -> "Callable[[], list[Drawing]]":
+        return lambda: [one for _, draw in drawing._kinds() for one in draw(results)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "start_drawing", start)
+        yield patch
+
+
+@contextmanager
 def no_figure() -> Iterator[None]:
     """Write empty files instead of figures within a ``with`` block; titles and captions stay."""
-    with pytest.MonkeyPatch.context() as patch:
+    from analysis.report.figures.drawing import Drawing
+
+    with drawn_here() as patch:
         patch.setattr(Drawing, "draw", lambda drawing, *_, **__: replace(drawing, svg="<svg></svg>"))
         yield
 
@@ -42,7 +60,7 @@ def only_svg() -> Iterator[None]:
     def save(sheet: Any, form: str, *args: Any, **options: Any) -> bytes:
         return saved(sheet, form, *args, **options) if form == "svg" else b""
 
-    with pytest.MonkeyPatch.context() as patch:
+    with drawn_here() as patch:
         patch.setattr(drawing, "_saved", save)
         yield
 

@@ -1,12 +1,18 @@
 """Call `bench` from a test: in the same process, which saves its imports, or in a new one."""
 
 import contextlib
+import json
 import os
+import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from bench.cli import app
@@ -20,6 +26,14 @@ def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+
+def answer(*words: str, cwd: Path | None = None) -> dict[str, Any]:
+    """Return what `bench` answers as JSON."""
+    done = bench(*words, "--json", cwd=cwd or Path.cwd())
+    assert done.stdout, done.stderr
+    content: dict[str, Any] = json.loads(done.stdout)
+    return content
 
 
 def refusal(*words: str, cwd: Path, **env: str) -> str:
@@ -44,3 +58,25 @@ def bench_process(
     return run_program(
         [*prefix, sys.executable, "-m", "bench", *words], cwd=cwd, env={**os.environ, "COLUMNS": "120", **env}
     )
+
+
+def on_terminal(*words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Call `bench` on a terminal of this width, and return what it shows."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    shown = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # the other end is closed
+            while part := os.read(main, 4096):
+                shown.extend(part)
+
+    main, terminal = pty.openpty()
+    reader = threading.Thread(target=read)
+    reader.start()
+    stream = os.fdopen(terminal, "w")
+    with stream, redirect_stdout(stream), redirect_stderr(stream), suppress(SystemExit):
+        app(words, prog_name="bench")
+    reader.join()
+    os.close(main)
+    return shown.decode().replace("\r\n", "\n")

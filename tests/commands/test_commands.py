@@ -6,13 +6,15 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
+from bench.cli import main
 from bench.matrix.document import shown_text
 from bench.shipped import shipped
 from bench.study.layout import StudyFolder
@@ -20,7 +22,7 @@ from bench.study.plan_json import open_study
 from ddp_scaling_bench.variables import without_users
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import finished, leave_run, strong
-from tests.commands.command_line import bench, bench_process, is_reported, refusal
+from tests.commands.command_line import bench, is_reported, refusal
 from tests.common import change_json, run_program
 from tests.matrices import SHORT, matrix, training
 
@@ -154,8 +156,11 @@ def read_only(ran, tmp_path_factory) -> Path:
     return study
 
 
-#: Without this capability, root obeys the modes of files.
-UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()
+#: Without these capabilities, root obeys the modes of files.
+WITHOUT = "-dac_override,-dac_read_search"
+UNPRIVILEGED = (
+    ("setpriv", "--bounding-set", WITHOUT, "--inh-caps", WITHOUT, "--") if os.geteuid() == 0 else ()
+)
 
 
 #: Calls `bench` without drawing figures, and prints its exit codes and streams.
@@ -171,12 +176,27 @@ print(json.dumps([[one.returncode, one.stdout, one.stderr] for one in done]))
 """
 
 
+def as_user(*calls: list[str], cwd: Path) -> list[list[Any]]:
+    """Call `bench` several times in one process to which the modes of files apply."""
+    program = [*UNPRIVILEGED, sys.executable, "-c", CALLS, str(Path(__file__).parents[2]), json.dumps(calls)]
+    answers: list[list[Any]] = json.loads(run_program(program, cwd=cwd).stdout)
+    return answers
+
+
 def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only, tmp_path):
+    """In the same folder, a path without permission is one error, and a private study is left out."""
     before = {path: path.stat().st_mtime_ns for path in read_only.rglob("*")}
-    words = [["report", str(read_only)], ["report", str(read_only), "--output", "mine"]]
-    program = [*UNPRIVILEGED, sys.executable, "-c", CALLS, str(Path(__file__).parents[2]), json.dumps(words)]
-    done = run_program(program, cwd=tmp_path)
-    refused, written = json.loads(done.stdout)
+    private = tmp_path / "results/private"
+    private.mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(private, 65534, 65534)
+    private.chmod(0)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
+    report = ["report", str(read_only)]
+    refused, written, unreadable, status = as_user(
+        report, [*report, "--output", "mine"], ["submit", "--dry-run", str(private)], ["status"], cwd=tmp_path
+    )
     assert refused[:2] == [2, ""]
     assert refused[2] == (
         f"error: {read_only}: cannot be written: Permission denied; make it writable and repeat the command, "
@@ -190,6 +210,13 @@ def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only,
     runs = list(csv.DictReader((report / "runs.csv").read_text().splitlines()))
     assert [run["state"] for run in runs] == ["completed"] * 2
     assert {path: path.stat().st_mtime_ns for path in read_only.rglob("*")} == before
+    assert unreadable == [
+        2,
+        "",
+        f"error: {private}/plan.json: Permission denied; "
+        "check the permissions of this path and of the folders above it\n",
+    ]
+    assert (status[0], status[2]) == (0, "")
 
 
 def test_verify_passes_for_study_run_and_folder(ran):
@@ -229,27 +256,6 @@ def test_help_and_version_work(tmp_path, words):
     done = bench(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
-
-
-def test_a_path_without_permission_is_one_error_and_private_studies_are_left_out(tmp_path):
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
-    private = tmp_path / "results/private"
-    private.mkdir()
-    as_user: list[str] = []
-    if os.geteuid() == 0:  # without these capabilities, permissions apply to root
-        os.chown(private, 65534, 65534)
-        capabilities = "-dac_override,-dac_read_search"
-        as_user = ["setpriv", "--bounding-set", capabilities, "--inh-caps", capabilities, "--"]
-    private.chmod(0)
-    done = bench_process("submit", "--dry-run", "results/private", cwd=tmp_path, prefix=as_user)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: results/private/plan.json: Permission denied; "
-        "check the permissions of this path and of the folders above it\n"
-    )
-    done = bench_process("status", cwd=tmp_path, prefix=as_user)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_name_that_is_too_long_is_one_error(tmp_path):
@@ -401,23 +407,37 @@ def test_users_of_urls_are_left_out() -> None:
 
 def answered(folder: Path, text: bytes | None) -> tuple[int, str]:
     """Submit study m on a terminal, type ``text`` (None: Ctrl-C) at the question; return exit code and output."""
-    main, terminal = pty.openpty()
-    words = [sys.executable, "-m", "bench", "submit", "m"]
-    env = {**os.environ, **PATH, "COLUMNS": "200"}
-    options = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "start_new_session": True}
-    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-    with subprocess.Popen([sys.executable, "-c", take, *words], cwd=folder, env=env, **options) as process:
-        os.close(terminal)
-        shown = b""
-        while b"[y/N] " not in shown:
-            shown += os.read(main, 1000)
-        os.write(main, b"\x03" if text is None else text)
-        with suppress(OSError):  # the terminal is closed
-            while more := os.read(main, 1000):
-                shown += more
-        code = process.wait(60)
-    os.close(main)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of this process do nothing
+        process, terminal = pty.fork()
+    if not process:
+        submit_on_terminal(folder)
+    shown = b""
+    while b"[y/N] " not in shown:
+        shown += os.read(terminal, 1000)
+    os.write(terminal, b"\x03" if text is None else text)
+    with suppress(OSError):  # the terminal is closed
+        while more := os.read(terminal, 1000):
+            shown += more
+    code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    os.close(terminal)
     return code, shown.decode()
+
+
+def submit_on_terminal(folder: Path) -> NoReturn:
+    """Be `bench submit m` with the terminal of this process."""
+    code: Any = 70
+    try:
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        os.chdir(folder)
+        os.environ |= {**PATH, "COLUMNS": "200"}
+        sys.argv = ["bench", "submit", "m"]
+        main()
+    except SystemExit as ended:
+        code = ended.code or 0
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
 
 
 def test_on_a_terminal_a_cost_above_the_limit_is_a_question_and_only_yes_starts_runs(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ def folder(tmp_path_factory) -> Path:
     """Return a folder with three studies: one before a change, one after it, and one with two backends."""
     root = tmp_path_factory.mktemp("it's a folder")
     cells = strong(64, sizes=(1, 2))
-    finished(root / "before/s", cells, repeats=4)
-    finished(root / "after/s", strong(64, sizes=(1, 2)), repeats=4, timing=SLOW, seed=2)
+    options = {"repeats": 4, "epochs": 1, "ranks_files": False}
+    finished(root / "before/s", cells, **options)
+    finished(root / "after/s", strong(64, sizes=(1, 2)), timing=SLOW, seed=2, **options)
     both = [*strong(64, sizes=(1, 2)), *strong(64, sizes=(1, 2), backend="nccl")]
-    finished(root / "results/backends", both, repeats=4)
+    finished(root / "results/backends", both, **options)
     return root
 
 

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from ddp_scaling_bench.files import write_json
 from ddp_scaling_bench.measure.failures import FAILURES, DataTooSmall
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import leave_run
-from tests.commands.command_line import bench, is_reported
+from tests.commands.command_line import answer, bench, is_reported
 from tests.common import read_rows
 from tests.matrices import matrix
 
@@ -80,13 +79,6 @@ def studied(tmp_path_factory) -> Path:
     return folder
 
 
-def answer(folder: Path, *words: str) -> dict[str, Any]:
-    done = bench(*words, "--json", cwd=folder)
-    assert done.stdout, done.stderr
-    content: dict[str, Any] = json.loads(done.stdout)
-    return content
-
-
 def last_ends() -> dict[str, tuple[str, str]]:
     return {run_name(*key): (ends or [("planned", "")])[-1] for key, ends in EXPECTED.items()}
 
@@ -105,15 +97,15 @@ def rows_of_runs(folder: Path) -> list[dict[str, str]]:
 
 
 def test_status_verify_and_doctor_show_the_same_state_and_class(studied):
-    status = answer(studied, "status")["runs"]
+    status = answer("status", cwd=studied)["runs"]
     assert {run["run_id"]: (run["state"], run["failure_class"] or "") for run in status} == last_ends()
-    verify = answer(studied, "verify")["runs"]
+    verify = answer("verify", cwd=studied)["runs"]
     assert {run["run_id"]: (run["state"], run["failure_class"] or "") for run in verify} == last_ends()
     failed = {run: end for run, end in last_ends().items() if end[0] == "failed"}
-    doctor = answer(studied, "doctor", "ends")["runs"]
+    doctor = answer("doctor", "ends", cwd=studied)["runs"]
     assert {run["run_id"]: (run["state"], run["failure_class"]) for run in doctor} == failed
     for run, end in failed.items():
-        one = answer(studied, "doctor", f"ends/{run}")
+        one = answer("doctor", f"ends/{run}", cwd=studied)
         assert (one["state"], one["failure_class"]) == end
 
 
@@ -158,10 +150,10 @@ def test_the_doctor_knows_the_end_of_a_run_whose_submission_was_killed(tmp_path,
     folder = leave_run(study, run, exit_code=None, err="step 3\n", is_recorded=False)
     failure = DataTooSmall(samples=36, ranks=4, batch=10)
     write_json(folder.path / FAILURES.format(0), {"time": 1.5, "findings": [failure.as_json()]})
-    found = answer(tmp_path, "doctor", target)
+    found = answer("doctor", target, cwd=tmp_path)
     (end,) = found.get("runs", [found])
     assert (end["run_id"], end["state"], end["failure_class"]) == (run.run_id, "failed", "killed")
-    status = answer(tmp_path, "status")["runs"]
+    status = answer("status", cwd=tmp_path)["runs"]
     (shown,) = (one for one in status if one["run_id"] == run.run_id)
     assert (shown["state"], shown["failure_class"]) == ("failed", "killed")
     assert [one["cause"] for one in found["causes"]] == ["data-too-small"]

@@ -1,18 +1,14 @@
 """What a user sees on a terminal: widths, names, colours, the first screen, and completed values."""
 
 import os
-import pty
 import re
 import sys
-import threading
-from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
 
-from bench.cli import app
 from tests.analysis.studies import change_run, finished, strong
-from tests.commands.command_line import bench, refusal
+from tests.commands.command_line import bench, on_terminal, refusal
 from tests.common import run_program
 from tests.matrices import command, matrix
 
@@ -27,28 +23,6 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ends = {"state": lambda cell, repeat: states.get(repeat, ("planned", "", None))}
     monkeypatch.chdir(tmp_path)
     return finished(tmp_path / "results" / "s", strong(sizes=(1, 2)), **ends)
-
-
-def on_terminal(*words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Call `bench` on a terminal of this width, and return what it shows."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    shown = bytearray()
-
-    def read() -> None:
-        with suppress(OSError):  # the other end is closed
-            while part := os.read(main, 4096):
-                shown.extend(part)
-
-    main, terminal = pty.openpty()
-    reader = threading.Thread(target=read)
-    reader.start()
-    stream = os.fdopen(terminal, "w")
-    with stream, redirect_stdout(stream), redirect_stderr(stream), suppress(SystemExit):
-        app(words, prog_name="bench")
-    reader.join()
-    os.close(main)
-    return shown.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize(
@@ -98,36 +72,40 @@ def test_the_first_screen_and_the_list_end_with_the_next_command(tmp_path):
     assert next_step() == "next: bench doctor t"
 
 
-@pytest.mark.parametrize(
-    ("typed", "values"),
-    [
-        ("verify s/n1x1", {"s/n1x1-gloo-torchrun-b8-precision.fp32-r1"}),
-        ("plan m", {"m.yaml", "mixed_nodes"}),
-        ("report s --baseline 1", {"1x1"}),
-    ],
-)
-def test_the_shell_completes_values_without_heavy_packages(tmp_path, typed, values):
+#: Words that a user begins to type, and values that the shell offers.
+COMPLETED = {
+    "verify s/n1x1": {"s/n1x1-gloo-torchrun-b8-precision.fp32-r1"},
+    "plan m": {"m.yaml", "mixed_nodes"},
+    "report s --baseline 1": {"1x1"},
+}
+#: Prints the values that the shell offers for each of the arguments, and the heavy packages that were imported.
+COMPLETE = """\
+import os, sys
+from ddp_scaling_bench.__main__ import main
+typed, sys.argv = sys.argv[1:], ["bench"]
+for words in typed:
+    os.environ |= {"COMP_WORDS": f"bench {words}", "COMP_CWORD": str(words.count(" ") + 1)}
+    try:
+        main()
+    except SystemExit:
+        print("--")
+print({"torch", "numpy", "pandas", "scipy"} & {*sys.modules})
+"""
+
+
+def test_the_shell_completes_values_without_heavy_packages(tmp_path):
     axes = {"tasks_per_node": [1], "precision": ["fp32", "bf16"]}
     own = command("python t.py {precision} {per_gpu_batch}")
     for name in ("s", "other"):
         (tmp_path / "m.yaml").write_text(matrix(name, axes=axes, batch=8, workload=own))
         assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
-    code = (
-        "import sys\nfrom ddp_scaling_bench.__main__ import main\nsys.argv = ['bench']\ntry:\n    main()\nfinally:\n"
-        "    print({'torch', 'numpy', 'pandas', 'scipy'} & {*sys.modules}, file=sys.stderr)\n"
-    )
-    words = f"bench {typed}".split(" ")
-    asked = {
-        "_BENCH_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(words),
-        "COMP_CWORD": str(len(words) - 1),
-    }
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = run_program(
-        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **asked, "PYTHONPATH": path}
-    )
-    assert done.stderr == "set()\n"
-    assert values <= {*done.stdout.split("\n")}
+    env = {**os.environ, "PYTHONPATH": path, "_BENCH_COMPLETE": "complete_bash"}
+    done = run_program([sys.executable, "-c", COMPLETE, *COMPLETED], cwd=tmp_path, env=env)
+    *offered, heavy = done.stdout.split("--\n")
+    assert (heavy, done.stderr) == ("set()\n", "")
+    for values, text in zip(COMPLETED.values(), offered, strict=True):
+        assert values <= {*text.splitlines()}
 
 
 def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(study):

@@ -1,4 +1,7 @@
-"""The catalogue of causes: consistent, fast on any input, and right about recorded logs and prose."""
+"""The catalogue of causes: consistent, fast on any input, and right about recorded logs and prose.
+
+``python tests/doctor/test_doctor_catalogue.py`` writes the table of causes in docs/doctor.md.
+"""
 
 import re
 from collections import Counter
@@ -6,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 from bench.doctor import diagnose, diagnose_text
-from bench.doctor.catalogue import HINT, KINDS, SLOW, Signature, load
+from bench.doctor.catalogue import FAILURE, HINT, KINDS, SLOW, Signature, load
 from bench.doctor.diagnosis import IDLE_CORES, OF_RUN
 from bench.doctor.scan import Scan
 from ddp_scaling_bench.finding import RECORDED
@@ -177,3 +180,29 @@ def test_a_message_is_found_below_a_time_a_rank_and_a_level():
     for prefix, (message, cause) in product(PREFIXES, MESSAGES.items()):
         first = diagnose_text(f"{prefix}{message}\n").first_failure
         assert (first and first.cause) == cause, prefix + message
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+BEGIN = "<!-- causes: written by python tests/doctor/test_doctor_catalogue.py -->"
+END = "<!-- end of causes -->"
+
+
+def row(name: str) -> str:
+    severity = next(one.severity for one in load().signatures if one.name == name)
+    note = f" (severity `{severity}`)" if severity != FAILURE else ""
+    return f"| `{name}`{note} | {load().causes[name].explanation.replace('|', '&#124;')} |"
+
+
+def updated_page(page: str) -> str:
+    before, rest = page.split(BEGIN)
+    rows = "\n".join(["| cause | meaning |", "|---|---|", *map(row, load().causes)])
+    return f"{before}{BEGIN}\n\n{rows}\n\n{END}{rest.split(END)[1]}"
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert updated_page(page) == page, f"run: python {Path(__file__)}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

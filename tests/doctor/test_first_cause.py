@@ -147,13 +147,7 @@ CASES = {
         FailureClass.BAD_EXIT,
         ExitCode(exit_code=9, state="FAILED", host="n1"),
     ),
-    **{
-        name: fixture(name)
-        for name in (
-            "duplicate-rank-2",
-            "collective-mismatch-11",
-        )
-    },
+    **{name: fixture(name) for name in ("duplicate-rank-2", "collective-mismatch-11")},
 }
 
 

@@ -39,16 +39,10 @@ def listed(text: str) -> list[str]:
     return [item.strip() for line in text.strip().split("\n") for item in line.split("|")]
 
 
-@pytest.mark.parametrize("options", listed(ACCEPTED))
-def test_directives_that_sbatch_accepts_get_no_remark(options: str) -> None:
-    assert read(f"#SBATCH {options}")[1] is None
-
-
-@pytest.mark.parametrize(
-    "options", ["--account=<account>", "--nodes={{ n }}", "-p { partition }", "<OPTIONS>", "--partition="]
-)
-def test_a_value_that_is_to_be_filled_in_is_unknown(options: str) -> None:
-    assert read(f"#SBATCH {options}")[1] is None
+def test_directives_that_sbatch_accepts_and_values_to_be_filled_in_get_no_remark() -> None:
+    to_fill_in = ["--account=<account>", "--nodes={{ n }}", "-p { partition }", "<OPTIONS>", "--partition="]
+    for options in (*listed(ACCEPTED), *to_fill_in):
+        assert read(f"#SBATCH {options}")[1] is None, options
 
 
 def header(*lines: str) -> list[int]:
@@ -60,20 +54,20 @@ def test_a_list_of_hosts_is_no_placeholder() -> None:
     assert header("#SBATCH --ntasks_per_node=4 --output=log_{a}.txt") == [2]
 
 
-@pytest.mark.parametrize("options", listed(REFUSED))
-def test_directives_that_sbatch_refuses_get_an_error(options: str) -> None:
-    remark = read(f"#SBATCH {options}")[1]
-    assert remark
-    assert remark.message.startswith("sbatch refuses ")
+def test_directives_that_sbatch_refuses_get_an_error() -> None:
+    for options in listed(REFUSED):
+        remark = read(f"#SBATCH {options}")[1]
+        assert remark, options
+        assert remark.message.startswith("sbatch refuses ")
 
 
 COMMENTS = """##SBATCH --nodes=2 | # #SBATCH --nodes=2 | ### SBATCH options | # SBATCH --mem=24G | #xSBATCH --nodes=2
 #sbatch -N 2 run.sh | # sbatch this script with --nodes=4 | # Search --for | #SBATCH | #SBATCH # nothing"""
 
 
-@pytest.mark.parametrize("line", [*listed(COMMENTS), "", "\t "])
-def test_comments_are_comments(line: str) -> None:
-    assert (read_header([line]).remarks, read_header([line]).options) == ([], [])
+def test_comments_are_comments() -> None:
+    for line in (*listed(COMMENTS), "", "\t "):
+        assert (read_header([line]).remarks, read_header([line]).options) == ([], []), line
 
 
 def test_several_options_of_one_line_are_all_read() -> None:

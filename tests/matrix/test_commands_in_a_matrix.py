@@ -17,6 +17,7 @@ from bench.study.plan_json import open_study
 from ddp_scaling_bench.errors import InputError
 from ddp_scaling_bench.train.options import OPTIONS
 from tests.common import run_program
+from tests.matrices import plan_of
 
 HEAD = """\
 cluster: {executor: %s}
@@ -216,19 +217,19 @@ def test_a_launcher_of_the_command_keeps_its_words(command, words, launcher, tmp
     if launcher == "own" and read_launch(shlex.split(command)).launcher.starts == ("node", "job"):
         return
     with pytest.raises(InputError) as raised:
-        plan_of(tmp_path, lines)
+        plan_with(tmp_path, lines)
     (problem,) = raised.value.problems
     assert "starts ranks again" in problem.message
     for line in re.findall(r"`(.*?)`", problem.remedy):
         lines |= yaml.safe_load(line)
     if per == "node":
         lines.pop("command_per", None)
-    plan = plan_of(tmp_path, lines)
+    plan = plan_with(tmp_path, lines)
     assert {(cell.launcher, cell.command_per) for cell in plan.cells} == {("own", per)}
     assert not {"nodes-not-named", "ranks-go-on"} & {one.kind for one in plan.warnings}
 
 
-def plan_of(folder, lines):
+def plan_with(folder, lines):
     launcher = {"launcher": lines["launcher"]}
     workload = {key: value for key, value in lines.items() if key != "launcher"} | {"device": "cuda"}
     matrix = {
@@ -236,8 +237,7 @@ def plan_of(folder, lines):
         "scaling": [{"mode": "weak", "per_gpu_batch": [4]}],
         "workload": workload,
     }
-    (folder / "m.yaml").write_text(yaml.safe_dump(matrix))
-    return make_plan(folder / "m.yaml")
+    return plan_of(folder, matrix)
 
 
 def test_other_commands_have_no_launcher():

@@ -124,37 +124,38 @@ MISTAKES, WARNINGS = (
 def read(path, folder):
     """Write a matrix without its comments; return the matrix, and the messages in the comments."""
     text, *expected = path.read_text(encoding="utf-8").rstrip("\n").split("\n# expect: ")
+    folder.mkdir()
     matrix = folder / "m.yaml"
     matrix.write_text(f"{text}\n", encoding="utf-8")
     return matrix, expected
 
 
-@pytest.mark.parametrize("path", WARNINGS, ids=lambda path: path.stem)
-def test_each_plan_has_exactly_its_warnings(path, tmp_path, monkeypatch):
+def test_each_plan_has_exactly_its_warnings(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: 4)
-    matrix, expected = read(path, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for script in re.findall(r"\S+\.py\b", matrix.read_text()):
-        if "missing" not in script:
-            Path(script).parent.mkdir(parents=True, exist_ok=True)
-            Path(script).touch()
-    assert [str(one).removeprefix(f"{matrix}:") for one in make_plan(matrix).warnings] == expected
+    for path in WARNINGS:
+        matrix, expected = read(path, tmp_path / path.stem)
+        monkeypatch.chdir(matrix.parent)
+        for script in re.findall(r"\S+\.py\b", matrix.read_text()):
+            if "missing" not in script:
+                Path(script).parent.mkdir(parents=True, exist_ok=True)
+                Path(script).touch()
+        found = [str(one).removeprefix(f"{matrix}:") for one in make_plan(matrix).warnings]
+        assert found == expected, path.stem
 
 
-@pytest.mark.parametrize("path", MISTAKES, ids=lambda path: path.stem)
-def test_each_mistake_gets_its_message(path, tmp_path):
-    matrix, expected = read(path, tmp_path)
-    assert expected
-    with pytest.raises(BenchError) as caught:
-        make_plan(matrix)
-    assert caught.value.exit_code == 2
-    found = str(caught.value).splitlines()
-    texts = [message.removeprefix(f"{matrix}:") for message in found]
-    assert [text for text in texts if len(text) > 200 and "`command: " not in text] == []
-    ends = [len(message) - 3 if message.endswith("...") else None for message in expected]
-    assert [f"{matrix}:{message[:end]}" for message, end in zip(expected, ends, strict=True)] == [
-        message[: end and end + len(f"{matrix}:")] for message, end in zip(found, ends, strict=True)
-    ]
+def test_each_mistake_gets_its_message(tmp_path):
+    for path in MISTAKES:
+        matrix, expected = read(path, tmp_path / path.stem)
+        assert expected, path.stem
+        with pytest.raises(BenchError) as caught:
+            make_plan(matrix)
+        assert caught.value.exit_code == 2
+        found = [message.removeprefix(f"{matrix}:") for message in str(caught.value).splitlines()]
+        assert [text for text in found if len(text) > 200 and "`command: " not in text] == []
+        assert len(found) == len(expected), path.stem
+        for message, text in zip(found, expected, strict=True):
+            start = text.removesuffix("...")
+            assert message.startswith(start) if start != text else message == text, path.stem
 
 
 def write(tmp_path: Path, text: str | bytes) -> Path:
@@ -212,7 +213,7 @@ def test_a_missing_file_and_a_directory_give_different_errors(tmp_path):
 
 def test_deep_nesting_is_rejected(tmp_path):
     assert "is nested more than 50 levels deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
-    assert refusal(write(tmp_path, "[" * 3_000))
+    assert refusal(write(tmp_path, "[" * 1_000))
 
 
 def test_an_empty_and_a_binary_file_are_rejected(tmp_path):

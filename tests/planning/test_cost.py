@@ -14,13 +14,12 @@ from bench.study.ledger import End, Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from ddp_scaling_bench.errors import BenchError
 from tests.common import raised
-from tests.matrices import matrix
+from tests.matrices import matrix, plan_of
 
 
 def planned(folder: Path, text: str, *, site: str = "") -> PlannedStudy:
-    (folder / "m.yaml").write_text(text)
     (folder / "site.yaml").write_text(site)
-    plan = make_plan(folder / "m.yaml", site=folder / "site.yaml" if site else None)
+    plan = plan_of(folder, text, site=folder / "site.yaml" if site else None)
     return open_study(write_plan(plan, folder / "results"))
 
 

@@ -9,12 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from bench.commands.options import only
 from bench.matrix.cell import Cell, Run
-from bench.matrix.expansion import expand
-from bench.matrix.load import load_matrix
 from bench.plan import Plan, make_plan, ordered_runs, plan_content, scripts, write_plan
 from bench.shipped import find_matrix, shipped
 from bench.study.found import read_findings
@@ -22,6 +19,7 @@ from bench.study.layout import StudyFolder
 from ddp_scaling_bench.cell_json import read_cell
 from ddp_scaling_bench.errors import BenchError, InputError
 from tests.common import run_program, write_program
+from tests.matrices import plan_of
 
 MATRIX = """\
 study: s
@@ -33,9 +31,7 @@ repeats: 2
 
 
 def planned(tmp_path: Path, text: str = MATRIX) -> StudyFolder:
-    path = tmp_path / "m.yaml"
-    path.write_text(text)
-    return write_plan(make_plan(path), tmp_path / "results")
+    return write_plan(plan_of(tmp_path, text), tmp_path / "results")
 
 
 def give_it_a_run(folder: StudyFolder, run_id: str) -> None:
@@ -141,41 +137,29 @@ def test_shipped_examples_are_found_by_name_and_the_users_own_files_first(tmp_pa
     )
 
 
-TEXT = (Path(__file__).parents[2] / "docs" / "clusters.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "clusters.md").read_text(encoding="utf-8")
 SECTION = TEXT[TEXT.index("\n## Recipes\n") :].split("\n## ")[1]
 RECIPES = dict(part.split("\n", 1) for part in SECTION.split("\n### ")[1:])
 
 
-def plan_of(folder: Path, name: str) -> Plan:
+def recipe(name: str) -> str:
     (matrix,) = re.findall(r"^```yaml\n(.*?)^```$", RECIPES[name], re.MULTILINE | re.DOTALL)
-    (folder / "recipe.yaml").write_text(matrix, encoding="utf-8")
-    return make_plan(folder / "recipe.yaml")
+    return matrix
 
 
-def test_there_is_a_recipe_for_each_cluster():
-    expected = ["LUMI-G", "Frontier", "JUWELS Booster", "Perlmutter", "A cluster with two sockets per node"]
-    assert list(RECIPES) == expected
-    assert "**not run on these systems**" in SECTION
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_plans_without_warnings_about_its_keys(tmp_path, name):
-    plan = plan_of(tmp_path, name)
-    assert not [warning for warning in map(str, plan.warnings) if "recipe.yaml:" in warning]
+def test_a_recipe_plans_without_warnings_about_its_keys(tmp_path):
+    for name in RECIPES:
+        warnings = map(str, plan_of(tmp_path, recipe(name)).warnings)
+        assert not [warning for warning in warnings if "m.yaml:" in warning], name
 
 
 def test_the_masks_of_lumi_are_the_usable_cores_beside_each_gpu(tmp_path):
     # The first core of the L3 region beside GPU 0, 1, ..., which is reserved.
     first = [48, 56, 16, 24, 0, 8, 32, 40]
-    (option,) = plan_of(tmp_path, "LUMI-G").matrix.cluster.srun_options
+    (option,) = plan_of(tmp_path, recipe("LUMI-G")).matrix.cluster.srun_options
     masks = option.removeprefix("--cpu-bind=mask_cpu:").split(",")
     assert [int(mask, 16) for mask in masks] == [sum(1 << core + i for i in range(1, 8)) for core in first]
-
-
-def expanded(folder: Path, content: dict) -> list[Cell]:
-    path = folder / "m.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return expand(*load_matrix(path))
 
 
 def gpu_matrix(**more) -> dict:
@@ -193,7 +177,7 @@ def test_strong_keeps_the_global_batch_and_weak_the_per_rank_batch_exactly(tmp_p
         {"mode": "strong", "global_batch": [352, 704]},
         {"mode": "weak", "per_gpu_batch": [7, 22]},
     ]
-    for cell in expanded(tmp_path, matrix):
+    for cell in plan_of(tmp_path, matrix).cells:
         assert cell.global_batch == cell.per_gpu_batch * cell.world_size * 2
         for member in cell.series:
             assert member.batch == (cell.global_batch if member.mode == "strong" else cell.per_gpu_batch)
@@ -206,7 +190,7 @@ def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
         "env.NCCL_ALGO": ["Ring", "Tree"],
         "backend": ["nccl", "gloo"],
     }
-    cells = expanded(tmp_path, matrix)
+    cells = plan_of(tmp_path, matrix).cells
     assert len(cells) == 5 * 2 * 2 * 2
     (cell,) = [c for c in cells if c.cell_id == "n2x4-gloo-srun-b44-precision.bf16-NCCL_ALGO.Tree"]
     assert cell.env == {"NCCL_DEBUG": "WARN", "NCCL_ALGO": "Tree"}
@@ -217,7 +201,7 @@ def test_every_axis_is_enumerated_and_named_in_the_cell(tmp_path):
 def test_an_unset_option_is_named_as_in_the_matrix(tmp_path):
     matrix = gpu_matrix()
     matrix["axes"] |= {"bucket_cap_mb": [None, 25]}
-    cells = {cell.cell_id: cell for cell in expanded(tmp_path, matrix)}
+    cells = {cell.cell_id: cell for cell in plan_of(tmp_path, matrix).cells}
     assert cells["n2x4-nccl-srun-b44-bucket_cap_mb.null"].workload["bucket_cap_mb"] is None
     runs = [Run(f"{name}-r1", name, 1, order) for order, name in enumerate(cells, start=1)]
     kept = only(SimpleNamespace(runs=runs, cells=cells), ["bucket_cap_mb=null"])
@@ -228,7 +212,7 @@ def test_an_unset_option_is_named_as_in_the_matrix(tmp_path):
 def test_unsafe_values_give_safe_and_different_names(tmp_path):
     matrix = gpu_matrix()
     matrix["axes"] |= {"env.X": ["a/b", "a b", "a;b", "$(x)", "é", "-", "a-X.b", "y" * 300, "y" * 301, ""]}
-    ids = [cell.cell_id for cell in expanded(tmp_path, matrix)]
+    ids = [cell.cell_id for cell in plan_of(tmp_path, matrix).cells]
     assert len(set(ids)) == len(ids) == 50
     assert all(
         set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-") for name in ids
@@ -238,7 +222,7 @@ def test_unsafe_values_give_safe_and_different_names(tmp_path):
 
 def test_exclude_removes_cells_that_match_all_its_keys(tmp_path):
     matrix = gpu_matrix(exclude=[{"nodes": 4}, {"nodes": 1, "mode": "weak"}])
-    assert [c.cell_id for c in expanded(tmp_path, matrix)] == [
+    assert [c.cell_id for c in plan_of(tmp_path, matrix).cells] == [
         "n1x4-nccl-srun-b88",
         "n2x4-nccl-srun-b44",
         "n2x4-nccl-srun-b22",
@@ -248,12 +232,12 @@ def test_exclude_removes_cells_that_match_all_its_keys(tmp_path):
 def test_include_takes_all_values_of_an_axis_that_it_does_not_name(tmp_path):
     matrix = gpu_matrix(include=[{"nodes": 8, "backend": "nccl", "mode": "weak", "per_gpu_batch": 22}])
     matrix["axes"]["env.NCCL_ALGO"] = ["Ring", "Tree"]
-    added = [c.cell_id for c in expanded(tmp_path, matrix) if c.nodes == 8]
+    added = [c.cell_id for c in plan_of(tmp_path, matrix).cells if c.nodes == 8]
     assert added == ["n8x4-nccl-srun-b22-NCCL_ALGO.Ring", "n8x4-nccl-srun-b22-NCCL_ALGO.Tree"]
 
 
 def test_the_order_of_runs_is_seeded_and_spreads_the_repeats(tmp_path):
-    cells = expanded(tmp_path, gpu_matrix(repeats=4))
+    cells = plan_of(tmp_path, gpu_matrix(repeats=4)).cells
     runs = ordered_runs(cells, seed=7)
     assert runs == ordered_runs(cells, seed=7)
     assert runs != ordered_runs(cells, seed=8)
@@ -276,25 +260,21 @@ def test_the_sizes_of_a_local_study_follow_the_cores_of_the_machine(
 ):
     monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: cores)
     text = (shipped("matrices") / "smoke_cpu.yaml").read_text()
-    path = tmp_path / "m.yaml"
-    path.write_text(text.replace("executor: local", f"executor: local\n  cpus_per_task: {threads}"))
-    plan = make_plan(path)
+    plan = plan_of(tmp_path, text.replace("executor: local", f"executor: local\n  cpus_per_task: {threads}"))
     assert sorted({cell.world_size for cell in plan.cells}) == sizes
     alone = "every series has only one size, so speedups and efficiencies cannot be computed"
     assert (alone in map(str, plan.warnings)) == (sizes == [1])
 
 
 def test_the_cores_of_this_machine_are_no_size_for_other_machines(tmp_path):
-    path = tmp_path / "m.yaml"
-    path.write_text("axes: {tasks_per_node: cores}\nscaling: [{mode: weak, per_gpu_batch: [1]}]\n")
+    text = "axes: {tasks_per_node: cores}\nscaling: [{mode: weak, per_gpu_batch: [1]}]\n"
     with pytest.raises(InputError) as caught:
-        make_plan(path)
+        plan_of(tmp_path, text)
     problem = caught.value.problems[0]
     assert (problem.line, problem.remedy) == (1, "write a list such as [1, 2, 4]")
 
 
 def plan(folder: Path, cluster: dict[str, Any], **axes: Any) -> Plan:
-    path = folder / "m.yaml"
     content = {
         "study": "hosts",
         "cluster": {"executor": "ssh", **cluster},
@@ -302,8 +282,7 @@ def plan(folder: Path, cluster: dict[str, Any], **axes: Any) -> Plan:
         "scaling": [{"mode": "weak", "per_gpu_batch": [4]}],
         "workload": {"device": "cpu", "model": "mlp"},
     }
-    path.write_text(yaml.safe_dump(content, allow_unicode=True))
-    return make_plan(path)
+    return plan_of(folder, content)
 
 
 def refusal(folder: Path, cluster: dict[str, Any], **axes: Any) -> str:
@@ -397,14 +376,8 @@ repeats: {1: 3, 257: 1}
 """
 
 
-def cells_of(tmp_path: Path, text: str) -> list[Cell]:
-    path = tmp_path / "m.yaml"
-    path.write_text(text)
-    return make_plan(path).cells
-
-
 def test_ranks_of_a_replica_share_a_batch_and_settings_depend_on_the_size(tmp_path):
-    cells = cells_of(tmp_path, LAYOUT)
+    cells = plan_of(tmp_path, LAYOUT).cells
     assert [(c.world_size, c.replicas, c.per_gpu_batch, c.global_batch) for c in cells] == [
         (128, 1, 2520, 2520),
         (128, 1, 4, 4),
@@ -435,9 +408,9 @@ def test_a_layout_is_constant_within_a_series(tmp_path):
     text = LAYOUT.replace("model_parallel: [128]", "model_parallel: [64, 128]").replace(
         "[32, 64, 128]", "[64, 32]"
     )
-    cells = cells_of(
+    cells = plan_of(
         tmp_path, text.replace("repeats", "exclude: [{per_replica_batch: 4, nodes: 32}]\nrepeats")
-    )
+    ).cells
     assert [(m.series, cell.replicas) for cell in cells for m in cell.series] == [
         ("strong-2520-nccl-srun-model_parallel.64", 4),
         ("weak-4-nccl-srun-model_parallel.64", 4),
@@ -460,7 +433,7 @@ def test_a_layout_is_constant_within_a_series(tmp_path):
 def test_every_cell_knows_the_tokens_of_a_sample(tmp_path, metrics, more, stored):
     section = "axes" if "[" in more else "workload"
     text = LAYOUT.replace("{throughput: tokens/s/GPU}, tokens_per_sample: 9", metrics)
-    cells = cells_of(tmp_path, text.replace(f"{section}:\n", f"{section}:\n  {more}\n"))
+    cells = plan_of(tmp_path, text.replace(f"{section}:\n", f"{section}:\n  {more}\n")).cells
     found = [cell.metrics for cell in cells]
     assert {(one["units"]["throughput"], one.get("scope")) for one in found} == {stored[:2]}
     assert list(dict.fromkeys(one.get("tokens_per_sample") for one in found)) == stored[2]
@@ -468,7 +441,7 @@ def test_every_cell_knows_the_tokens_of_a_sample(tmp_path, metrics, more, stored
 
 def test_arguments_are_texts_as_written(tmp_path):
     text = LAYOUT.replace("args.tp: [8]", "args.tp: [1e-3, 010, True, 'x']")
-    cells = cells_of(tmp_path, text.replace("repeats", "exclude: [{args.tp: True}]\nrepeats"))
+    cells = plan_of(tmp_path, text.replace("repeats", "exclude: [{args.tp: True}]\nrepeats")).cells
     assert list(dict.fromkeys(cell.workload["args.tp"] for cell in cells)) == ["1e-3", "010", "x"]
 
 
@@ -476,22 +449,14 @@ def test_a_site_file_can_contain_settings_by_size(tmp_path):
     (tmp_path / "site.yaml").write_text(
         "cluster: {partition: {1: a, 5: b}, exclusive: {1: false, 5: true}}\n"
     )
-    (tmp_path / "m.yaml").write_text(MATRIX)
-    plan = make_plan(tmp_path / "m.yaml", site=tmp_path / "site.yaml")
+    plan = plan_of(tmp_path, MATRIX, site=tmp_path / "site.yaml")
     assert [cell.resources[1:2] + cell.resources[5:6] for cell in plan.cells] == [("a", False), ("b", True)]
     assert [one.cells for one in plan.warnings if one.kind == "shared-nodes"] == [("n1x4-nccl-srun-b8",)]
 
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "docs/examples").glob("*.yaml"))
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_the_examples_of_the_docs_plan(path):
-    plan = make_plan(path)
-    assert len(list(scripts(plan))) == len(plan.cells)
-    if path.stem == "tensor_pipeline":
-        assert [(cell.replicas, cell.per_gpu_batch, cell.repeats) for cell in plan.cells] == [
-            (1, 28, 3),
-            (2, 14, 3),
-            (4, 7, 1),
-        ]
+def test_the_examples_of_the_docs_plan():
+    plans = {path.stem: make_plan(path) for path in (DOCS / "examples").glob("*.yaml")}
+    assert all(len(list(scripts(plan))) == len(plan.cells) for plan in plans.values())
+    cells = plans["tensor_pipeline"].cells
+    sizes = [(cell.replicas, cell.per_gpu_batch, cell.repeats) for cell in cells]
+    assert sizes == [(1, 28, 3), (2, 14, 3), (4, 7, 1)]

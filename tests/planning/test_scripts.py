@@ -22,6 +22,7 @@ from bench.plan import Plan, make_plan, pack_script, scripts
 from bench.shipped import shipped
 from ddp_scaling_bench.cell_json import read_cell
 from tests.common import run_program, write_program
+from tests.matrices import plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -35,12 +36,6 @@ CONTAINERS = {
     "apptainer": "container: {runtime: apptainer, image: '/images/py torch.sif', mounts: ['/scratch:/data'], options: [--cleanenv]}",
     "pyxis": "container: {runtime: pyxis, image: 'nvcr.io#nvidia/pytorch:25.01', mounts: ['/scratch:/data']}",
 }
-
-
-def plan_of(tmp_path: Path, text: str) -> Plan:
-    path = tmp_path / "m.yaml"
-    path.write_text(text)
-    return make_plan(path)
 
 
 def site(more: str) -> str:
@@ -159,9 +154,7 @@ def plan_with(folder: Path, cluster: dict, *, device: str = "cuda", **axes) -> P
         "workload": {"device": device},
         "repeats": 1,
     }
-    path = folder / "m.yaml"
-    path.write_text(yaml.safe_dump(matrix, sort_keys=False, width=1000))
-    return make_plan(path)
+    return plan_of(folder, matrix)
 
 
 def srun_words(text: str) -> list[str]:
@@ -228,15 +221,7 @@ def test_the_folder_of_the_run_is_a_word_of_every_command_and_container(tmp_path
         if name == "podman":
             lines = ranks.splitlines()
             at = lines.index("podman-hpc")
-            assert lines[at : at + 7] == [
-                "podman-hpc",
-                "run",
-                "-v",
-                "/a $(b):/run",
-                "-v",
-                "/p q",
-                "$(id) x",
-            ]
+            assert lines[at : at + 7] == ["podman-hpc", "run", "-v", "/a $(b):/run", "-v", "/p q", "$(id) x"]
 
 
 AWAY = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.command_line import is_reported
-from tests.common import read_rows, run_program
+from tests.common import read_rows, run_program, write_cell
 from tests.matrices import BARE, matrix
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,6 +60,20 @@ class CountedParts(Parts):
 SPEC = Strategy("counted", wrap=Counted, parts=CountedParts)
 """
 
+#: Runs the training on two ranks, which share the import of torch.
+TWO_RANKS = """
+import os, socket
+from ddp_scaling_bench.train.__main__ import main
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+child = os.fork()
+os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), "0" if child else "1")
+code = main()
+other = os.waitpid(child, 0)[1] if child else 0
+os._exit(code or other)
+"""
+
 
 def copy_program(folder: Path) -> Path:
     """Copy the program into a folder."""
@@ -74,9 +88,11 @@ def copy(tmp_path) -> Path:
     return copy_program(tmp_path)
 
 
-def run(folder: Path, *words: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(folder)}
-    done = run_program([sys.executable, "-m", "bench", *words], cwd=folder, env=env)
+def run(folder: Path, *words: str, **env: str) -> str:
+    """Run `bench`, or another program, of a copy of the program."""
+    module = () if words[0] == "-c" else ("-m", "bench")
+    env = {**os.environ, "PYTHONPATH": str(folder), **env}
+    done = run_program([sys.executable, *module, *words], cwd=folder, env=env)
     assert done.returncode == 0 or is_reported(done), done.stdout + done.stderr
     return done.stdout
 
@@ -104,8 +120,10 @@ def test_a_model_is_one_file_and_a_strategy_is_another(copy):
     workload = {"device": "cpu", "model": "one-layer", "strategy": "counted", **options}
     (copy / "own.yaml").write_text(matrix("own", axes={"tasks_per_node": [2]}, batch=2, workload=workload))
     run(copy, "plan", "own")
-    run(copy, "submit", "own")
-    (env_json,) = copy.glob("results/own/runs/n1x2-*/attempt-1/env.json")
+    (cell,) = json.loads((copy / "results/own/plan.json").read_text())["cells"]
+    write_cell(copy / "run", launcher="torchrun", ranks=2, batch=2, **cell["workload"])
+    run(copy, "-c", TWO_RANKS, BENCH_RUN_DIR=str(copy / "run"))
+    env_json = copy / "run/env.json"
     env = json.loads(env_json.read_text())
     assert (env["parameters"], env["strategy"]) == (5 * 3 + 3, "counted")
     (row,) = read_rows(env_json.with_name("metrics.csv"))

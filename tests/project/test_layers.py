@@ -113,9 +113,17 @@ def import_statements() -> dict[str, list[ast.Import | ast.ImportFrom]]:
     """Return the import statements of each module, lazy and type-only ones included."""
     statements = {}
     for module, path in modules().items():
-        nodes = ast.walk(ast.parse(path.read_text()))
+        nodes = statements_in(ast.parse(path.read_text()))
         statements[module] = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
     return statements
+
+
+def statements_in(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements below a node, which are not in its expressions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from statements_in(child)
 
 
 def source(module: str, node: ast.ImportFrom) -> str:

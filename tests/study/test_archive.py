@@ -28,7 +28,7 @@ from tests.common import raised
 from tests.freeze.compare import unpack
 
 #: Studies of the freeze with failed, requeued and preempted runs, packs, patterns and several strategies.
-FROZEN = ("demo", "failed", "pack", "patterns", "preempted", "recorder", "requeued", "scaling", "strategies")
+FROZEN = ("failed", "pack", "patterns", "preempted", "requeued", "strategies")
 #: Prints the scaling table of each archive in a folder, in another process, folder and user.
 TABLES = """
 import json, sys
@@ -88,7 +88,7 @@ def with_member(path, name, content=b"", listed=True, **values):
     write_members(path, [(head, text), *others, (member, content)])
 
 
-def test_thirty_archives_give_the_same_tables_in_another_folder_and_for_another_user(tmp_path):
+def test_archives_give_the_same_tables_in_another_folder_and_for_another_user(tmp_path):
     from analysis.data.load import load_study
     from analysis.report.results import Results
     from analysis.report.tables import csv_table
@@ -96,7 +96,8 @@ def test_thirty_archives_give_the_same_tables_in_another_folder_and_for_another_
     studies, moved = tmp_path / "studies", Path(tempfile.mkdtemp())
     for name in FROZEN:
         unpack(name, studies)
-    for seed in range(30 - len(FROZEN)):
+    made = 30 - len(FROZEN)
+    for seed in range(made):
         cells = [strong, weak][seed % 2](sizes=(1, 2, 4)[: 2 + seed % 2])
         cells += [make_cell(2, batch=64, swept={"precision": "bf16", "env.NCCL_ALGO": "Ring, Tree"})][
             : seed % 3
@@ -131,7 +132,7 @@ def test_thirty_archives_give_the_same_tables_in_another_folder_and_for_another_
 def test_a_change_of_a_byte_in_a_file_is_found(small, tmp_path):
     draw, members = random.Random(1), members_of(small)
     filled = [place for place, (_, content) in enumerate(members) if content]
-    for _ in range(100):
+    for _ in range(40):
         place = draw.choice(filled)
         changed = bytearray(members[place][1])
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
@@ -143,7 +144,7 @@ def test_a_change_of_a_byte_in_a_file_is_found(small, tmp_path):
 def test_a_change_of_a_byte_of_the_archive_is_found_or_changes_no_file(small, tmp_path):
     intact, draw, refused = small.read_bytes(), random.Random(2), 0
     expected = contents(open_archive(small).path)
-    for _ in range(100):
+    for _ in range(50):
         changed = bytearray(intact)
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
         small.write_bytes(changed)
@@ -153,7 +154,7 @@ def test_a_change_of_a_byte_of_the_archive_is_found_or_changes_no_file(small, tm
             refused += 1
         else:
             assert found == expected
-    assert refused > 95  # the others changed the time in gzip's header
+    assert refused > 45  # the others changed the time in gzip's header
     for end in (0, 5, len(intact) // 2, len(intact) - 1):
         small.write_bytes(intact[:end])
         assert "is not an intact archive" in raised(BenchError, open_archive, small)

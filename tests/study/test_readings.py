@@ -90,11 +90,7 @@ def test_step_times_in_milliseconds_become_throughputs_of_the_global_batch(left)
 
 @pytest.mark.parametrize(
     ("more", "throughput"),
-    [
-        ({}, 100.0),
-        ({"scope": "per_gpu"}, 400.0),
-        ({"units": {"throughput": "it/s"}}, 3200.0),
-    ],
+    [({}, 100.0), ({"scope": "per_gpu"}, 400.0), ({"units": {"throughput": "it/s"}}, 3200.0)],
 )
 def test_a_rate_counts_samples_of_all_ranks_of_one_rank_or_steps(left, more, throughput):
     left.folder.out.write_text("speed: 100/s\n")
@@ -173,10 +169,7 @@ def test_values_that_are_not_one_average_are_refused(left, rates):
     )
 
 
-@pytest.mark.parametrize(
-    ("printed", "found"),
-    [("1.235e+04", "1.235"), ("1,234.5", "1")],
-)
+@pytest.mark.parametrize(("printed", "found"), [("1.235e+04", "1.235"), ("1,234.5", "1")])
 def test_a_part_of_a_number_is_refused(left, printed, found):
     left.folder.out.write_text(f"took 5.25s\nrate {printed}, step 2,100\n")
     assert left.lack({"output": {"throughput": "rate ([0-9.]+)"}}) == (

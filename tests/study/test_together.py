@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from bench.matrix.workload import options_in_file
-from bench.plan import make_plan
 from bench.study.ledger import End, Record, RunState
 from bench.study.together import together_of
 from bench.study.verify import verify_run
 from ddp_scaling_bench.run_folder import RunFolder
-from tests.matrices import command, matrix
+from tests.matrices import command, matrix, plan_of
 
 PATTERN = {"output": {"throughput": r"rate (\S+)"}}
 RECORDER, RARE = {"metrics": "recorder", "parameters": None}, {"exchange": "rare"}
@@ -47,8 +46,7 @@ def test_ranks_that_do_not_train_together_fail_the_run(tmp_path, options, env, s
     given = command("x {per_gpu_batch}", **{"metrics": PATTERN, "parameters": "1M", **options})
     workload = {name: value for name, value in given.items() if value is not None}
     text = matrix(cluster={"executor": "slurm"}, axes={"nodes": [2], axis: [1]}, workload=workload)
-    (tmp_path / "m.yaml").write_text(text)
-    plan = make_plan(tmp_path / "m.yaml")
+    plan = plan_of(tmp_path, text)
     assert not [one for one in plan.warnings if one.kind == "not-in-command"]
     (cell,), folder = plan.cells, RunFolder(tmp_path)
     is_rare = "exchange" in options

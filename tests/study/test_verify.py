@@ -146,11 +146,7 @@ def test_the_end_of_a_failed_run_is_shown_with_class_and_cause(study):
 
 @pytest.mark.parametrize(
     ("allocated", "outcome"),
-    [
-        (("n1", "n2"), "ok"),
-        (("n1.cluster.org", "n2"), "ok"),
-        (("n1", "n2.other.org"), "failed"),
-    ],
+    [(("n1", "n2"), "ok"), (("n1.cluster.org", "n2"), "ok"), (("n1", "n2.other.org"), "failed")],
 )
 def test_the_hosts_of_the_ranks_are_those_of_the_job(study, allocated, outcome):
     hosts = [{"host": "n1", "ranks": [0]}, {"host": "n2.cluster.org", "ranks": [1]}]

@@ -75,11 +75,18 @@ def conditions(
 
 def late(path: Path, rank: int, seconds: float, *, part: str = "backward") -> None:
     """Write ranks.csv of the larger cells: one rank takes longer in one part, and the others wait."""
+    late_on(path, (rank,), seconds, part=part)
+
+
+def late_on(
+    path: Path, ranks: Sequence[int], seconds: float, *, part: str, pattern: str = "n4x1*", per_node: int = 1
+) -> None:
+    """Write ranks.csv of some cells: some ranks take longer in one part, and the others wait."""
     studies.write_ranks(
         path,
-        pattern="n4x1*",
-        late=lambda run, one: seconds if one == rank else 0.0,
-        host=lambda one: f"n{one + 1}",
+        pattern=pattern,
+        late=lambda run, one: seconds if one in ranks else 0.0,
+        host=lambda one: f"n{one // per_node + 1}",
         part={"data": "data_load"}.get(part, part),
         work=studies.WORK
         | {"data_load": 0, "forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER},

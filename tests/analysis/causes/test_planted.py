@@ -29,12 +29,13 @@ from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.records import columns_of
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis import studies
-from tests.analysis.causes import parts
 from tests.analysis.causes.planted import (
+    Planted,
     attempts,
     causes,
     conditions,
     late,
+    late_on,
     late_parts,
     plant,
     sampled_step,
@@ -226,13 +227,23 @@ def test_without_the_parts_there_is_only_the_rest_with_the_interval_of_the_effic
     assert found.share == pytest.approx(1 - table.efficiency, abs=0.01)
 
 
-@pytest.mark.parametrize(
-    "case", [one for one in parts.cases() if one.more_s == 0.01], ids=lambda case: "-".join(map(str, case))
-)
-def test_a_part_that_takes_longer_is_named_with_its_rank_or_node(tmp_path: Path, case: parts.Case) -> None:
-    rows = parts.rows_of(tmp_path / "s", case)
-    assert parts.names_it(case, rows)
-    assert parts.not_explained(rows) < 0.1 * sum(row.share for row in rows if not row.is_rest)
+@pytest.mark.parametrize("part", ["data", "forward", "backward", "optimizer", "other", "transfer"])
+def test_a_part_that_takes_longer_on_all_ranks_is_named_without_a_place(tmp_path: Path, part: str) -> None:
+    rows = causes(plant(tmp_path / "s", {"exposed" if part == "transfer" else part: MORE}))
+    assert (rows[0].part, rows[0].node, rows[0].rank) == (part, "", None)
+    assert rows[0].share == pytest.approx(SHARE, abs=0.01)
+    assert sum(abs(row.share) for row in rows if row.is_rest) < 0.1 * SHARE
+
+
+@pytest.mark.parametrize("part", ["data", "backward"])
+def test_all_ranks_of_one_node_that_are_late_are_that_node(tmp_path: Path, part: str) -> None:
+    """Two of eight ranks, on the third of four nodes."""
+    parts = {part: MORE / 4, "wait": MORE * 3 / 4, "exposed": MORE * 3 / 4}
+    cells = studies.weak(sizes=(2, 8), per_node=2)
+    path = studies.finished(tmp_path / "s", cells, timing=Planted(parts), noise=0.003)
+    late_on(path, (4, 5), MORE, part=part, pattern="n4x2*", per_node=2)
+    row = first(causes(path, "n4x2-gloo-srun-b16"), "late-rank")
+    assert (row.node, row.rank, row.part) == ("n3", None, part)
 
 
 @pytest.mark.parametrize(("waited_s", "starved"), [(None, 0.5), (3.0, 0.3), (9.0, 0.5), (0.1, 0.0)])

@@ -44,7 +44,8 @@ from tests.common import raised
 def study(path: Path, cells: list[Cell] | None = None, *, slower: float = 1.0, **options: Any) -> Study:
     """Return a finished study whose steps take ``slower`` times as long."""
     timing = Timing(sample_s=1e-3 * slower, comm_s=4e-3 * slower, fixed_s=1e-3 * slower)
-    return load_study(finished(path, cells, timing=timing, **options))
+    options = {"epochs": 1, "ranks_files": False, "timing": timing} | options
+    return load_study(finished(path, cells, **options))
 
 
 def with_settings(cells: list[Cell], **settings: Any) -> list[Cell]:
@@ -134,7 +135,7 @@ def test_a_cell_that_fails_after_the_change_is_a_regression_and_one_that_has_not
 def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
     """Return a study of two backends that differ by 3 %, with a different level in every repeat."""
     cells = [*strong(sizes=(2, 4), backend="gloo"), *strong(sizes=(2, 4), backend="nccl")]
-    finished(path, cells, repeats=6, noise=0.002)
+    finished(path, cells, repeats=6, noise=0.002, epochs=1, ranks_files=False)
     hours = np.random.default_rng(7).normal(0, drift, 7)
     for file in sorted(path.glob("runs/*/attempt-1/metrics.csv")):
         record = json.loads((file.parent / "run.json").read_text())

@@ -43,19 +43,22 @@ def test_numbers_have_four_digits_and_commas_from_ten_thousand() -> None:
     assert number(None) == "–"
 
 
+#: Texts of values, and the calls that make them.
+TEXTS = {
+    "1.23 s, 115 ms, 820 µs, –": map(seconds, (1.234, 0.1153, 8.2e-4, math.nan)),
+    "23 %, –, 0 %, -1 %": map(percent, (0.234, math.nan, -0.001, -0.012)),
+    "23.4 %": [percent(0.2345, decimals=1)],
+    "2 %, 2.5 %": map(short_percent, (0.02, 0.025)),
+    "0.988, –": map(fraction, (0.98765, math.nan)),
+    "352, 2.50": map(whole, (352, 2.5)),
+    "[1.000, 2.000], ": [interval(1.0, 2.0), interval(math.nan, 2.0)],
+    "[0.800, 0.900], ": [fractions(0.8, 0.9), fractions(0.8, math.nan)],
+    "1 run, 12,000 runs, 2 series": [count(1, "run"), count(12_000, "run"), count(2, "series", "series")],
+}
+
+
 def test_units_counts_and_lists() -> None:
-    times = [seconds(value) for value in (1.234, 0.1153, 8.2e-4, math.nan)]
-    assert times == ["1.23 s", "115 ms", "820 µs", "–"]
-    assert (percent(0.234), percent(0.2345, decimals=1), percent(math.nan)) == ("23 %", "23.4 %", "–")
-    assert (fraction(0.98765), fraction(math.nan), whole(352), whole(2.5)) == ("0.988", "–", "352", "2.50")
-    assert interval(1.0, 2.0) == "[1.000, 2.000]"
-    assert interval(math.nan, 2.0) == ""
-    assert (fractions(0.8, 0.9), fractions(0.8, math.nan)) == ("[0.800, 0.900]", "")
-    assert (short_percent(0.02), short_percent(0.025)) == ("2 %", "2.5 %")
-    assert (percent(-0.001), percent(-0.012)) == ("0 %", "-1 %")
-    assert (count(1, "run"), count(12_000, "run")) == ("1 run", "12,000 runs")
-    assert count(2, "series", "series") == "2 series"
-    assert listed([]) == ""
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    assert listed(list("abcdefg"), limit=3) == "a, b and 5 more"
+    for text, values in TEXTS.items():
+        assert ", ".join(values) == text
+    assert [listed(texts) for texts in ("", "a", "abc")] == ["", "a", "a, b and c"]
+    assert listed("abcdefg", limit=3) == "a, b and 5 more"

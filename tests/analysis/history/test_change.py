@@ -7,7 +7,6 @@ import pytest
 from scipy import stats
 
 from analysis.history.change import (
-    FOLDER,
     LEAST,
     LOOKS,
     WINDOW,
@@ -30,30 +29,20 @@ def simulated(seed: int, noise: tuple[float, float], *, studies: int = LEAST + L
 @pytest.mark.parametrize(("noise", "least"), [(NOISES[0], 0.85), (NOISES[1], 0.70)])
 def test_a_step_of_five_percent_is_reported_within_three_studies(noise, least):
     reported = 0
-    for seed in range(500):
+    for seed in range(200):
         at = 20 + seed % 30  # counted from 1
         logs = simulated(seed, noise, studies=at + 2)
         logs[at - 1 :] += math.log(0.95)
         changes = find_changes([*logs], searched=1)
         reported += len(changes) == 1 and changes[0][1] >= at - 1
-    assert reported / 500 >= least
+    assert reported / 200 >= least
 
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_few_unchanged_series_report_a_change_in_sixty_looks(noise):
-    alarms = [bool(find_changes([*simulated(seed, noise)], searched=1)) for seed in range(10_000, 11_000)]
+    """``benchmarks/campaign_history.py`` measures this, and folders of 40 series, with many more."""
+    alarms = [bool(find_changes([*simulated(seed, noise)], searched=1)) for seed in range(10_000, 10_300)]
     assert np.mean(alarms) <= 0.05
-
-
-def test_few_unchanged_folders_report_a_change():
-    folders = [
-        any(
-            find_changes([*simulated(10**6 + 40 * folder + one, NOISES[1])], searched=FOLDER)
-            for one in range(40)
-        )
-        for folder in range(40)
-    ]
-    assert sum(folders) <= 7  # 2.6 are expected; more than 7 are less likely than 1 in 200
 
 
 def test_the_largest_t_is_that_of_all_splits():

@@ -16,7 +16,7 @@ from analysis.history.index import Source, read_studies
 from analysis.history.key import cell_settings, key_of, labels_of, shown_settings
 from bench.study.layout import StudyFolder, studies
 from tests.analysis.studies import StudyBuilder, Timing, environment, strong
-from tests.commands.command_line import bench
+from tests.commands.command_line import answer, bench
 from tests.common import run_program
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,8 @@ def nightly(root: Path, *, nights: int, slow_from: int, factor: float = 1.1) -> 
             return environment(cell) | {"torch": "2.12.0" if night >= slow_from else "2.11.0"}
 
         cells, day = strong(sizes=(1, 2)), date(2026, 3, 1) + timedelta(days=night)
-        builder = StudyBuilder(root / f"night-{night:02}", cells, seed=night, timing=timing, env=env)
+        options = {"seed": night, "timing": timing, "env": env, "epochs": 1, "ranks_files": False}
+        builder = StudyBuilder(root / f"night-{night:02}", cells, **options)
         ledger = StudyFolder(builder.write()).ledger
         ledger.write_text(ledger.read_text().replace("2026-01-02", str(day)))
     return root
@@ -40,7 +41,10 @@ def nightly(root: Path, *, nights: int, slow_from: int, factor: float = 1.1) -> 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Path:
-    return nightly(tmp_path_factory.mktemp("h") / "results", nights=12, slow_from=9)
+    """Return a folder of studies with its index, which is also that of a copy: its files have the same times."""
+    results = nightly(tmp_path_factory.mktemp("h") / "results", nights=12, slow_from=9)
+    rebuild(results, 1)
+    return results
 
 
 @pytest.fixture
@@ -48,14 +52,8 @@ def results(written, tmp_path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "results"))
 
 
-def history(*words: str, results: Path) -> dict:
-    done = bench("history", "--json", *words, cwd=results.parent)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 def test_a_slowdown_is_reported_with_what_else_changed(results):
-    content = history(results=results)
+    content = answer("history", cwd=results.parent)
     assert [one["label"] for one in content["series"]] == ["n1x1", "n2x1"]
     for series in content["series"]:
         (change,) = series["changes"]
@@ -78,7 +76,7 @@ def test_check_fails_only_for_a_new_slowdown(results, tmp_path):
     def code(*words: str) -> int:
         return bench("history", "--check", *words, cwd=results.parent).returncode
 
-    reported = history(results=results)["series"][0]["changes"][0]["reported"]
+    reported = answer("history", cwd=results.parent)["series"][0]["changes"][0]["reported"]
     names = [f"night-{night:02}" for night in range(reported + 1)]
     assert code(*names) == 1
     assert code(*names[:-1]) == 0
@@ -109,12 +107,12 @@ def test_many_reasons_are_summed_up(results):
     done = bench("history", cwd=results.parent)
     assert done.stdout.count("left out: broken-") == 6
     assert "left out for 3 more reasons; --json lists all" in done.stdout
-    assert len(history(results=results)["left_out"]) == 9
+    assert len(answer("history", cwd=results.parent)["left_out"]) == 9
 
 
 def test_a_copy_counts_once(results):
     shutil.copytree(results / "night-03", results / "a-copy")
-    content = history(results=results)
+    content = answer("history", cwd=results.parent)
     assert all(len(one["points"]) == 12 for one in content["series"])
     assert ["night-03/n1x1-gloo-srun-b64", "the same runs are in a-copy"] in content["left_out"]
 
@@ -139,13 +137,14 @@ def test_only_changed_studies_are_read_again(results):
     assert messages == []
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"version": 1}', '{"version": "x", "studies": {"a": 1}}'])
-def test_a_damaged_index_is_written_anew(results, content):
-    (results / "history.json").write_text(content)
-    done = bench("history", cwd=results.parent)
-    assert done.returncode == 0
-    assert done.stderr == "results/history.json: is damaged, and written anew\n"
-    assert bench("history", cwd=results.parent).stderr == ""
+def test_a_damaged_index_is_written_anew(tmp_path):
+    results = nightly(tmp_path / "results", nights=1, slow_from=1)
+    for content in ("", "{", '{"version": 1}', '{"version": "x", "studies": {"a": 1}}'):
+        (results / "history.json").write_text(content)
+        done = bench("history", cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr == "results/history.json: is damaged, and written anew\n"
+        assert bench("history", cwd=tmp_path).stderr == ""
 
 
 def rebuild(results: Path, times: int = 10**6) -> None:
@@ -153,23 +152,26 @@ def rebuild(results: Path, times: int = 10**6) -> None:
         read_studies([Source(study.path) for study in studies(results)], results, rebuild=True, say=str)
 
 
-def test_a_killed_rebuild_leaves_a_whole_index(results):
+def test_a_killed_rebuild_leaves_a_whole_index(tmp_path):
+    results = nightly(tmp_path / "results", nights=1, slow_from=1)
     rebuild(results, 1)
     whole = (results / "history.json").read_text()
     for seed in range(8):
         process = get_context("fork").Process(target=rebuild, args=(results,))
         process.start()
-        time.sleep(random.Random(seed).uniform(0.05, 0.6))
+        time.sleep(random.Random(seed).uniform(0.05, 0.2))
         process.kill()
         process.join()
         assert (results / "history.json").read_text() == whole
 
 
 def test_two_at_once_write_the_same_index(results):
+    for night in range(2, 12):
+        shutil.rmtree(results / f"night-{night:02}")
     rebuild(results, 1)
     whole = (results / "history.json").read_text()
     (results / "history.json").unlink()
-    both = [get_context("fork").Process(target=rebuild, args=(results, 3)) for _ in range(2)]
+    both = [get_context("fork").Process(target=rebuild, args=(results, 2)) for _ in range(2)]
     for process in both:
         process.start()
     for process in both:
@@ -178,18 +180,14 @@ def test_two_at_once_write_the_same_index(results):
     assert (results / "history.json").read_text() == whole
 
 
-def test_many_studies_are_read_by_two_processes_with_the_same_result(results):
-    for place, name in enumerate(["a", "b", "c", "d", "e", "f"]):
-        shutil.copytree(results / f"night-{place:02}", results / name)
-    folders = {study.name: study for study in studies(results)}
+def test_many_studies_are_read_by_two_processes_with_the_same_result(results, monkeypatch):
+    monkeypatch.setattr("analysis.history.index._MANY", 3)
+    folders = {name: StudyFolder(results / name) for name in ("night-00", "night-01", "night-02", "night-09")}
     found = read_studies([Source(one.path) for one in folders.values()], results, rebuild=True, say=str)
-    assert {name: (entry.points, entry.left_out) for name, entry in found.items()} == {
-        name: evaluate({name: folder})[name] for name, folder in folders.items()
-    }
+    assert {name: (entry.points, entry.left_out) for name, entry in found.items()} == evaluate(folders)
 
 
 def test_a_fresh_index_needs_no_heavy_package(results):
-    bench("history", cwd=results.parent)
     program = (
         "import sys\nfrom bench.cli import app\n"
         "try:\n app(['history'])\nexcept SystemExit:\n pass\n"
@@ -202,6 +200,7 @@ def test_a_fresh_index_needs_no_heavy_package(results):
 
 def test_the_index_and_the_page_of_a_private_study_are_private(results):
     (results / "night-00/plan.json").chmod(0o600)
+    (results / "history.json").unlink()
     bench("history", cwd=results.parent)
     modes = {name: (results / name).stat().st_mode & 0o777 for name in ("history.json", "history.html")}
     assert modes == {"history.json": 0o600, "history.html": 0o600}

@@ -14,6 +14,7 @@ from analysis import processes
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
+from analysis.report.figures import drawing as drawing_module
 from analysis.report.figures.data import data_figures
 from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, start_drawing
 from analysis.report.figures.lines import NOT_VALID
@@ -124,18 +125,21 @@ def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_on
         assert "at 2 ranks; 1 size is not valid" in drawing.description
 
 
-def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(tmp_path: Path, svg_only: None) -> None:
+def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(
+    tmp_path: Path, svg_only: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analysis.report.figures.lines.MAX_RUNS", 60)
     cells = [
         cell
         for place in range(MAX_SERIES + 3)
         for cell in studies.weak(8 * (place + 1), (1, 2), swept={"bucket_cap_mb": place})
     ]
     cells += studies.weak(4, range(1, MAX_SIZES + 11))
-    path = studies.finished(tmp_path / "s", cells, repeats=9, epochs=1, ranks_files=False)
+    path = studies.finished(tmp_path / "s", cells, repeats=2, epochs=1, ranks_files=False)
     found = figure(path, "speedup-weak")
     assert "; ".join(found.left_out) == (
         "6 of 10 series drawn, with the most sizes; 34 of 44 cells drawn, spread over the sizes; "
-        "the 306 individual runs are not drawn"
+        "the 68 individual runs are not drawn"
     )
     assert len(found.svg) < 200_000
 
@@ -212,6 +216,8 @@ def test_a_second_process_draws_the_same_figures_and_may_be_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, svg_only: None
 ) -> None:
     path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=2)
+    kinds = drawing_module._kinds()[:2]
+    monkeypatch.setattr(drawing_module, "_kinds", lambda: kinds)
     expected = drawings(path)
     monkeypatch.setattr(processes, "_send", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
     assert drawings(path) == expected

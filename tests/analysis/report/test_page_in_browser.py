@@ -15,6 +15,7 @@ from analysis.report.write import write_report
 from bench.study.ledger import Ledger, RunState
 from bench.study.reasons import LogCause
 from tests.analysis import studies
+from tests.analysis.figures import no_figure, only_svg
 from tests.analysis.report.test_report_page import hostile_study
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -71,7 +72,8 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     path = tmp_path_factory.mktemp("browser") / "a study; & <b>"
     studies.finished(path, cells, repeats=3, epochs=1, ranks_files=False, state=state)
-    return write_report(with_cause(path)).page
+    with only_svg():
+        return write_report(with_cause(path)).page
 
 
 class Visit:
@@ -162,7 +164,8 @@ def test_the_policy_refuses_injected_scripts_and_images(visit: Visit, page_file:
 
 
 def test_nothing_planted_in_the_results_runs_or_becomes_an_element(visit, tmp_path):
-    page = visit.open(write_report(with_cause(hostile_study(tmp_path))).page)
+    with no_figure():  # test_report_page.py checks the texts of figures
+        page = visit.open(write_report(with_cause(hostile_study(tmp_path))).page)
     page.fill("#filter", "<img")
     assert visit.shown().endswith("rows")
     for kind in (".runs .name", "#table .name"):
@@ -170,7 +173,7 @@ def test_nothing_planted_in_the_results_runs_or_becomes_an_element(visit, tmp_pa
         assert page.is_visible("#run")
         assert "<script>alert(1)</script>" in page.inner_text("#run")
         page.keyboard.press("Escape")
-    own = "script:not(:last-of-type):not([type='application/json']), img, iframe, object, embed, svg a"
+    own = "script:not(:last-of-type):not([type='application/json']), img, iframe, object, embed"
     assert page.locator(own).count() == 0
     assert page.locator("script").count() == 2
     assert page.evaluate(
@@ -191,7 +194,8 @@ def test_every_look_fits_and_can_be_read(visit, full_study, page_file, grid_page
         page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
         for scheme in ("light", "dark", "print"):
             visit.show(scheme)
-            check_that_everything_is_inside(page, width)
+            if scheme != "dark":  # which has other colours only
+                check_that_everything_is_inside(page, width)
             if file == most and (width, scheme) in AUDITED:
                 check_with_axe(page)
 
@@ -243,7 +247,8 @@ def test_a_phones_first_screen_shows_each_size_with_efficiency_and_verdict(visit
 def test_errors_are_folded_on_a_phone_and_counted(visit, tmp_path):
     cells = studies.strong(sizes=(1, 2, 4), per_node=4)
     path = studies.finished(tmp_path / "s", cells, env=lambda cell: studies.environment(cell, cores=2))
-    file = write_report(path).page
+    with no_figure():
+        file = write_report(path).page
     row = visit.open(file).locator(".alert tbody tr")
     assert row.is_visible()
     assert row.locator("td").all_inner_texts()[:2] == ["error", "Ranks share cores"]

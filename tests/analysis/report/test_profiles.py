@@ -208,14 +208,6 @@ def test_a_profile_with_mistakes_is_refused_with_its_lines(tmp_path):
     assert "give csc, generic, or a FILE.yaml" in raised(BenchError, read_profile, "cse")
 
 
-def test_the_profile_of_csc_has_the_rules_of_its_source():
-    rules = read_profile("csc")
-    assert (rules.threshold, rules.least_sizes, rules.sizes_of) == (0.75, 3, "nodes")
-    text = (Path(read_profile.__code__.co_filename).parent / "profiles/csc.yaml").read_text()
-    assert "how-to-access-roihu-large-partition.md" in text
-    assert "e037c62316a7526e670ad83b8d21d3fdd4e10765" in text
-
-
 def test_a_proposal_by_a_profile_compiles(complete, tmp_path):
     copy = Path(shutil.copytree(complete, tmp_path / "s"))
     with no_figure():

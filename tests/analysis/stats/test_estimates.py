@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.columns import RunRow
@@ -25,15 +24,6 @@ from tests.analysis.studies import frame, frames_of_points
 
 def epochs(**columns: list[float]) -> pd.DataFrame:
     return pd.DataFrame({"run_id": pd.Categorical(["a"] * len(columns["samples"])), **columns})
-
-
-def test_a_runs_throughput_is_all_samples_over_all_time() -> None:
-    frame = epochs(samples=[100, 300], steps=[1, 3], throughput_samples_per_sec=[50.0, 100.0])
-    rates = run_rates(frame)
-    assert rates.loc["a", "window_s"] == 100 / 50 + 300 / 100
-    assert rates.loc["a", "throughput_samples_per_sec"] == 400 / 5
-    equal = epochs(samples=[10, 10, 10], steps=[1, 1, 1], throughput_samples_per_sec=[90.0, 100.0, 110.0])
-    assert run_rates(equal)["throughput_samples_per_sec"].item() == pytest.approx(stats.hmean([90, 100, 110]))
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.0])

@@ -244,7 +244,7 @@ def test_the_serial_fraction_is_that_of_karp_and_flatt() -> None:
     assert math.isnan(found.iloc[0])
     assert found.iloc[1:].to_list() == pytest.approx([0.05] * 3)
     weak = studies.frame(
-        scaling_table(frames_of_points(points.drop(columns="global_batch").assign(per_gpu_batch=8))),
+        scaling_table(frames_of_points(points.drop(columns="global_batch").assign(per_gpu_batch=8)))
     )
     assert weak["karp_flatt"].isna().all()
 

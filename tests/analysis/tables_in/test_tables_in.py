@@ -125,11 +125,7 @@ READ = {
     "14-params.csv": (
         {},
         "samples",
-        {
-            "2.5B": {1: 1, 32: 1.0145 * 1},
-            "250M": {1: 1, 32: 0.70628 * 1},
-            "25M": {1: 1, 32: 0.64075 * 1},
-        },
+        {"2.5B": {1: 1, 32: 1.0145 * 1}, "250M": {1: 1, 32: 0.70628 * 1}, "25M": {1: 1, 32: 0.64075 * 1}},
     ),
     # deepaksatna/Distributed-LLM-Training-Benchmark-Framework: 73 % from 2 to 4 GPUs.
     "15-document.md": (
@@ -281,7 +277,9 @@ def test_a_table_with_repeats_recommends_a_size(reported: Report, tmp_path: Path
 
 
 @pytest.mark.parametrize("column", ["tokens/s", "epoch time"])
-def test_a_size_of_a_table_without_batches_is_recommended(tmp_path: Path, column: str) -> None:
+def test_a_size_of_a_table_without_batches_is_recommended(
+    tmp_path: Path, nothing_drawn: None, column: str
+) -> None:
     """Weak scaling by tokens/s, and strong scaling by the time of an epoch: 0.96 on two ranks."""
     rates = {1: 100.0, 2: 192.0}
     lines = [
