@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_high
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, TypeAdapter
 
 from ddp_scaling_bench.errors import BenchError
 
@@ -83,8 +85,11 @@ class Measurement:
     node: str
     rank: str
     partner: str
-    value: float | None
+    value: Annotated[float | None, BeforeValidator(lambda text: text or None)]
     reason: str
+
+
+_MEASUREMENTS = TypeAdapter(list[Measurement])
 
 
 def read_measurements(path: Path) -> list[Measurement]:
@@ -95,20 +100,8 @@ def read_measurements(path: Path) -> list[Measurement]:
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = [
-                row for row in csv.DictReader(file) if row["reason"] is not None
-            ]  # a row is cut at a kill
-        return [
-            Measurement(
-                row["check"],
-                row["node"],
-                row["rank"],
-                row["partner"],
-                float(row["value"]) if row["value"] else None,
-                row["reason"],
-            )
-            for row in rows
-        ]
+            rows = [row for row in csv.DictReader(file) if row["reason"] is not None]  # cut at a kill
+        return _MEASUREMENTS.validate_python(rows)
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UndecidedError(f"{path}: no measurements can be read: {error}") from None
 

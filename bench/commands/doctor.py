@@ -144,7 +144,7 @@ def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> Answer:
     from ..doctor.diagnosis import OF_RUN, find_warnings
     from ..doctor.report import as_text
 
-    record: Record | None = _settle(planned)[run_id]
+    record: Record | None = settle_study(planned.folder)[run_id]
     if record and record.attempt != number:
         record = planned.ledger.attempts().get(run_id, {}).get(number)
     folder, state = planned.folder.attempt(run_id, number), record.state if record else None
@@ -171,7 +171,7 @@ def _of_study(planned: PlannedStudy) -> Answer:
     from ..doctor import Diagnosis
     from ..doctor.report import study_as_text
 
-    records = _settle(planned)
+    records = settle_study(planned.folder)
     failed = [one for one in records.values() if one.state is RunState.FAILED and one.attempt]
     groups: dict[Hashable, tuple[Diagnosis, list[str]]] = {}
     runs = []
@@ -216,12 +216,6 @@ def _ended(planned: PlannedStudy, **more: Any) -> dict[str, Any]:
     """Return what was read and how it ended, for the JSON output."""
     names = ("run_id", "attempt", "state", "failure_class")
     return {"study": str(planned.folder.source), **dict.fromkeys(names), **more}
-
-
-def _settle(planned: PlannedStudy) -> dict[str, Record]:
-    """Record how runs have ended since the last command, as `bench status` does; return the records."""
-    records = planned.records()
-    return records if all(record.settled for record in records.values()) else settle_study(planned.folder)
 
 
 def _diagnose(logs: Sequence[Log], *, facts: frozenset[str] = frozenset()) -> Diagnosis:
