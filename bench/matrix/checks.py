@@ -16,7 +16,7 @@ from ddp_scaling_bench.train.options import OPTIONS, device_problem
 from ddp_scaling_bench.units import count
 
 from . import warnings
-from .cell import PER_NODE, Cell, Command, Point, shown_command
+from .cell import PER_NODE, Cell, Command, Point, shown_command, value_text
 from .document import Document, Place
 from .field_types import MAX_BATCH, MAX_NODES, MAX_TASKS_PER_NODE
 from .launchers import LaunchLine, read_launch
@@ -453,6 +453,7 @@ def plan_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
     """Return warnings about unanswerable questions, surprising settings, and settings without effect."""
     return [
         *_missing_answers(matrix, cells),
+        *_unused_targets(matrix, document, cells),
         *_surprising_settings(matrix, document, cells),
         *sharing_warnings(matrix, document, cells),
         *_command_warnings(matrix, document, cells),
@@ -476,6 +477,27 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[PlanWarn
         )
     if len({cell.nodes for cell in cells}) == 1 and len(single) < len(sizes):
         yield warnings.OneNodeCount(nodes=cells[0].nodes)
+
+
+def _unused_targets(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
+    """Yield a warning for each target that is for no cell."""
+    for target in matrix.targets:
+        wanted = target.matched
+        if not any(all(_has(cell, *one) for one in wanted.items()) for cell in cells):
+            texts = [f"{name} {' or '.join(map(value_text, values))}" for name, values in wanted.items()]
+            place = _at(document, "targets")
+            yield warnings.UnusedTarget(limited=target.limited, cells=", ".join(texts), **place)
+
+
+def _has(cell: Cell, name: str, values: Sequence[Any]) -> bool:
+    """Return whether a cell has one of some values of a setting, which are compared as texts."""
+    if name == "mode":
+        return any(member.mode in values for member in cell.series)
+    others = {"gpus": "world_size", "gpus_per_node": "tasks_per_node", "per_replica_batch": "per_gpu_batch"}
+    variables = {f"env.{key}": own for key, own in cell.env.items()}
+    found = {**cell.workload, **variables, **cell.swept}
+    value = found.get(name, getattr(cell, others.get(name, name), None))
+    return value_text(value) in map(value_text, values)
 
 
 def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:

@@ -234,6 +234,16 @@ class UnusedExclusion(PlanWarning, kind="unused-exclusion"):
         return f"exclude[{self.index}] matches no cell and has no effect"
 
 
+class UnusedTarget(PlanWarning, kind="unused-target"):
+    """A target that is for no cell: ``cells`` are the settings that it asks for, as text."""
+
+    limited: str
+    cells: str
+
+    def _message(self) -> str:
+        return f"the target of {self.limited} for {self.cells} matches no cell, so it is never met"
+
+
 class NotInCommand(PlanWarning, kind="not-in-command"):
     """Settings of a section that the command has no placeholders for."""
 
