@@ -8,16 +8,9 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple
-
-from pydantic import Field
+from typing import Any, Literal, NamedTuple
 
 Mode = Literal["strong", "weak"]
-
-#: Types with the limits that plan.json is checked with (:mod:`bench.study.plan_json`).
-Positive = Annotated[int, Field(strict=True, ge=1, lt=2**53)]
-Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
-FolderName = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 
 #: The command of the built-in training, the default of a matrix.
 BUILT_IN = ("python", "-m", "ddp_scaling_bench.train")
@@ -31,7 +24,7 @@ class Membership(NamedTuple):
 
     series: str
     mode: Mode
-    batch: Positive
+    batch: int
 
 
 class Command(NamedTuple):
@@ -89,7 +82,7 @@ class Resources(NamedTuple):
     ``time_limit_s`` is the maximum wall time in seconds. ``exclusive`` is true if the run has whole nodes.
     """
 
-    time_limit_s: Positive = 1800
+    time_limit_s: int = 1800
     partition: str | None = None
     qos: str | None = None
     account: str | None = None
@@ -129,27 +122,27 @@ class Cell:
     global_batch = per_gpu_batch x replicas x grad_accum.
     """
 
-    cell_id: FolderName
+    cell_id: str
     launcher: str
     backend: str
-    nodes: Positive
-    tasks_per_node: Positive | list[Positive]
-    world_size: Positive
-    per_gpu_batch: Positive
-    global_batch: Positive
-    argv: Annotated[list[str], Field(min_length=1)]
+    nodes: int
+    tasks_per_node: int | list[int]
+    world_size: int
+    per_gpu_batch: int
+    global_batch: int
+    argv: list[str]
     metrics: dict[str, Any]
     workload: dict[str, Any]
     env: dict[str, str]
     name: str = ""
-    planned_epochs: Positive | None = None
+    planned_epochs: int | None = None
     packages: list[str] = field(default_factory=list)
     swept: dict[str, Any] = field(default_factory=dict)
     series: list[Membership] = field(default_factory=list)
-    model_parallel: Positive = 1
+    model_parallel: int = 1
     command_per: str = ""
     texts: dict[str, str] = field(default_factory=dict)
-    repeats: Positive = 1
+    repeats: int = 1
     resources: Resources = NO_RESOURCES
 
     @property
@@ -252,6 +245,15 @@ class Cell:
         series = [member._asdict() for member in self.series]
         return own | {"modes": self.modes, "series": series, "resources": self.resources._asdict()}
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Cell:
+        """Create a cell from the dictionary that :meth:`as_json` returned."""
+        kept = {k: content[k] for k in cls.__dataclass_fields__ if k in content}
+        if "resources" in content:
+            kept["resources"] = Resources(**content["resources"])
+        kept["series"] = [Membership(m["series"], m["mode"], m["batch"]) for m in content["series"]]
+        return cls(**kept)
+
 
 def common_resources(cells: Iterable[Cell]) -> dict[str, Any]:
     """Return those resources, besides the time limit, that all cells request alike."""
@@ -264,10 +266,10 @@ def common_resources(cells: Iterable[Cell]) -> dict[str, Any]:
 class Run:
     """One repeat of a cell. ``order`` is the run's position (from 1) in the seeded random order."""
 
-    run_id: FolderName
+    run_id: str
     cell_id: str
-    repeat: Count
-    order: Count
+    repeat: int
+    order: int
 
 
 class LabelledCommand(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     ConfigDict,
+    Field,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -27,7 +28,7 @@ from ddp_scaling_bench.errors import BenchError, missing_file
 from ddp_scaling_bench.files import read_bytes, read_json, read_object, write_atomically
 from ddp_scaling_bench.run_folder import RunFolder
 
-from ..matrix.cell import Cell, Count, FolderName, Positive, Run
+from ..matrix.cell import Cell, Run
 from ..matrix.field_types import at_size
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
 from ..matrix.workload import Metrics
@@ -39,7 +40,35 @@ ATTEMPT = re.compile(r"attempt-([0-9]{1,6})", re.ASCII).fullmatch
 _KEY = re.compile(r"[0-9a-f]{1,16}").fullmatch
 REPLAN = "plan the study again: bench plan MATRIX"
 
+_Positive = Annotated[int, Field(ge=1, lt=2**53)]
+_Count = Annotated[int, Field(ge=0, lt=2**53)]
+_FolderName = Annotated[str, Field(pattern=r"^[^./][^/]*$")]
 _content = with_config(ConfigDict(extra="allow", strict=True))
+
+
+@_content
+class _Workload(TypedDict):
+    device: str
+    epochs: _Positive
+    steps_per_epoch: _Positive
+    strategy: NotRequired[str]
+
+
+@_content
+class _Member(TypedDict):
+    series: str
+    mode: str
+    batch: _Positive
+
+
+@_content
+class _Series(_Member):
+    swept: NotRequired[dict[str, Any] | None]
+
+
+@_content
+class _Warning(TypedDict):
+    kind: str
 
 
 class _Metrics(Metrics):
@@ -55,44 +84,53 @@ def _checked(metrics: Any, check: ValidatorFunctionWrapHandler) -> Any:
 
 
 @_content
-class _Workload(TypedDict):
-    device: str
-    epochs: Positive
-    steps_per_epoch: Positive
+class _Resources(TypedDict):
+    time_limit_s: _Positive
+    partition: str | None
+    qos: str | None
+    account: str | None
+    constraint: str | None
+    exclusive: bool
+    gpu_type: str | None
 
 
 @_content
 class _Cell(TypedDict):
-    """What :class:`Cell` does not check of its values."""
-
+    cell_id: _FolderName
+    launcher: str
+    backend: str
+    nodes: _Positive
+    tasks_per_node: _Positive | list[_Positive]
+    world_size: _Positive
+    global_batch: _Positive
+    per_gpu_batch: _Positive
+    argv: Annotated[list[str], Field(min_length=1)]
+    name: str
+    planned_epochs: _Positive | None
+    packages: list[str]
     metrics: Annotated[_Metrics, WrapValidator(_checked)]
     workload: _Workload
-
-
-class _Typed(TypedDict, total=False):
-    """The entries of a plan that are records."""
-
-    cells: list[Cell]
-    runs: list[Run]
-
-
-@_content
-class _Series(TypedDict):
-    series: str
-    mode: str
-    batch: Positive
-    swept: NotRequired[dict[str, Any] | None]
+    env: dict[str, Any]
+    swept: dict[str, Any]
+    series: list[_Member]
+    model_parallel: _Positive
+    command_per: NotRequired[str]
+    repeats: _Positive
+    resources: _Resources
 
 
 @_content
-class _Warning(TypedDict):
-    kind: str
+class _Run(TypedDict):
+    run_id: _FolderName
+    cell_id: str
+    repeat: _Count
+    order: _Count
 
 
 @with_config(ConfigDict(extra="forbid", strict=True))
 class _Host(TypedDict):
     host: str
-    processes: NotRequired[Positive | None]
+    processes: NotRequired[_Positive | None]
     address: NotRequired[str | None]
 
 
@@ -102,23 +140,23 @@ class _Plan(TypedDict):
 
     executor: str
     cells: list[_Cell]
-    runs: list[dict[str, Any]]
+    runs: list[_Run]
     series: NotRequired[list[_Series] | None]
     targets: NotRequired[list[dict[str, Any]] | None]  # analysis/targets.py checks them
-    warnings: NotRequired[list[_Warning] | None]
+    warnings: NotRequired[list[_Warning | str] | None]  # version 0.1.0 wrote texts
     setup: NotRequired[list[str] | None]
-    cpus_per_task: NotRequired[Positive | None]
-    node_gpus: NotRequired[Count | None]
-    max_running: NotRequired[Positive | None]
+    cpus_per_task: NotRequired[_Positive | None]
+    node_gpus: NotRequired[_Count | None]
+    max_running: NotRequired[_Positive | None]
     stop_after_measurement: NotRequired[bool | None]
     env_from: NotRequired[list[str] | None]
     hosts: NotRequired[list[_Host] | None]
     key: NotRequired[str | None]
-    package: NotRequired[FolderName | None]
+    package: NotRequired[_FolderName | None]
     place: NotRequired[dict[str, Any] | None]
 
 
-_PLAN, _TYPED = TypeAdapter(_Plan), TypeAdapter(_Typed)
+_PLAN = TypeAdapter(_Plan)
 
 
 @dataclass(frozen=True)
@@ -278,27 +316,15 @@ def _names(folder: Path) -> set[str]:
 
 def open_study(folder: StudyFolder) -> PlannedStudy:
     """Return the study planned in ``folder``; raise BenchError if plan.json is missing or broken."""
-    path = folder.plan_json
-    if not path.is_file():
-        remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
-        raise missing_file(path, what="the study's plan", remedy=remedy)
-    try:
-        plan: dict[str, Any] = _PLAN.validate_json(read_bytes(path))  # type: ignore[assignment]
-        typed = _TYPED.validate_python(plan)
-    except OSError as error:
-        raise invalid_plan(folder, f"cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        problem = f"is not a plan that this version can read ({first_error(error)})"
-        raise invalid_plan(folder, problem) from None
-    cells = {cell.cell_id: cell for cell in typed["cells"]}
-    if lost := next((run for run in typed["runs"] if run.cell_id not in cells), None):
-        raise invalid_plan(folder, f"the cell {lost.cell_id!r} of run {lost.run_id!r} is not defined")
-    return PlannedStudy(folder, plan, cells, typed["runs"])
+    plan = read_plan(folder)
+    cells = {cell.cell_id: cell for cell in planned_cells(plan)}
+    runs = [Run(r["run_id"], r["cell_id"], r["repeat"], r["order"]) for r in plan["runs"]]
+    return PlannedStudy(folder, plan, cells, runs)
 
 
 def planned_cells(plan: Mapping[str, Any]) -> list[Cell]:
     """Return the cells of a plan; a table that was measured elsewhere has none."""
-    return _TYPED.validate_python({"cells": plan.get("cells") or []})["cells"]
+    return [Cell.from_json(cell) for cell in plan.get("cells") or ()]
 
 
 def physical_values(cell: dict[str, Any]) -> dict[str, Any]:
@@ -312,6 +338,28 @@ def physical_values(cell: dict[str, Any]) -> dict[str, Any]:
     whole["command_per"] = cell.get("command_per") or ""
     texts = {f"{{{name}}}": text for name, text in (cell.get("texts") or {}).items()}
     return {**values, **whole, **(cell.get("workload") or {}), **variables, **texts}
+
+
+def read_plan(folder: StudyFolder) -> dict[str, Any]:
+    """Return the content of plan.json; raise BenchError if it is missing or broken."""
+    path = folder.plan_json
+    if not path.is_file():
+        remedy = "give the folder of a study, such as results/<study>, or plan one: bench plan MATRIX"
+        raise missing_file(path, what="the study's plan", remedy=remedy)
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise invalid_plan(folder, f"cannot be read: {error.strerror}") from None
+    try:
+        plan: dict[str, Any] = _PLAN.validate_json(content)  # type: ignore[assignment]
+    except ValidationError as error:
+        raise invalid_plan(
+            folder, f"is not a plan that this version can read ({first_error(error)})"
+        ) from None
+    known = {cell["cell_id"] for cell in plan["cells"]}
+    if lost := next((run for run in plan["runs"] if run["cell_id"] not in known), None):
+        raise invalid_plan(folder, f"the cell {lost['cell_id']!r} of run {lost['run_id']!r} is not defined")
+    return plan
 
 
 def first_error(error: ValidationError) -> str:
