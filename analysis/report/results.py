@@ -170,10 +170,6 @@ class Results:
         """The divisions of the losses, by the place of the row."""
         return divide_study(self.rows, self.evidence)
 
-    def of_losses(self) -> dict[str, Any]:
-        """Return what the losses consist of, by the names of the attributes."""
-        return {"evidence": self.evidence, "divisions": self.divisions}
-
     @cached_property
     def settings(self) -> list[SettingRow]:
         """The verdicts on the swept settings."""

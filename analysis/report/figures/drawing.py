@@ -111,12 +111,11 @@ def start_drawing(results: Results) -> Callable[[], list[Drawing]]:
     draws = [draw for _, draw in _kinds()]
     own = [draw for draw in draws if draw.__module__.endswith(".scaling")]
     rest = [draw for draw in draws if draw not in own]
-    others = in_background(lambda: ([[*draw(results)] for draw in rest], results.of_losses()))
+    others = in_background(lambda: ([[*draw(results)] for draw in rest], results.divisions))
 
     def finish() -> list[Drawing]:
         drawn = {draw: [*draw(results)] for draw in own}
-        figures, of_losses = others()
-        vars(results).update(of_losses)
+        figures, vars(results)["divisions"] = others()
         drawn |= zip(rest, figures, strict=True)
         return [one for draw in draws for one in drawn[draw]]
 
