@@ -38,7 +38,7 @@ from analysis.stats.estimate import (
     unpaired,
 )
 from analysis.stats.scaling import GUIDE, rate_per_rank
-from ddp_scaling_bench.finding import Finding, Severity
+from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import count, fraction, fractions, known, listed
 
 #: The least P of an efficient and of a probably efficient size, and the largest P of an inefficient one.
@@ -90,7 +90,6 @@ class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
     """A size whose throughput is below that of a smaller size."""
 
     heading = "A size is slower than a smaller one"
-    severity: Severity = "error"
     size: str
     smaller: str
     ratio: float

@@ -272,10 +272,13 @@ def _sizes(runs: Sequence[RunRow], results: Results) -> str:
     cells, labels = {run.cell_id for run in runs}, results.labels[0]
     alone = [name for name, own in by_series(results.rows).items() if cells <= {row.cell_id for row in own}]
     label = f"{labels[alone[0]]}, " if len(alone) == 1 < len(labels) else ""
+    concerned = {row.series for row in results.rows if row.cell_id in cells}
+    several = f" of {count(len(concerned), 'series', 'series')}" if not alone else ""
     own = sorted({ranks_of[cell] for cell in cells})
     if len(own) > _MAX_NAMED:
-        return label + ("all sizes" if {*own} == {*ranks_of.values()} else count(len(own), "size"))
-    return label + listed([*(f"{size:,}" for size in own[:-1]), count(own[-1], "rank")])
+        sizes = "all sizes" if {*own} == {*ranks_of.values()} else count(len(own), "size")
+        return label + sizes + several
+    return label + listed([*(f"{size:,}" for size in own[:-1]), count(own[-1], "rank")]) + several
 
 
 # -- the lines below a table ----------------------------------------------------------
@@ -318,7 +321,10 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
     verdicts = results.verdicts
     best = next((row for row in rows if verdicts[row.place].recommended), None)
     if best is None:
-        return Answer(label, _without_best(rows, results), "", "", _others(rows, results, 0))
+        has_result = any(row.n for row in rows)
+        return Answer(
+            label, _without_best(rows, results), "", "", _others(rows, results, 0) if has_result else ""
+        )
     times = f", {number(best.speedup, digits=3)} times the rate of {_size(best.base)}" if best.base else ""
     largest = f", {WORDS['decision']['largest']}" if best.gpus == rows[-1].gpus else ""
     verdict = verdicts[best.place]
@@ -328,6 +334,8 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
 
 
 def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:
+    if not any(row.n for row in rows):
+        return str(WORDS["decision"]["none"])
     if len({row.gpus for row in rows}) == 1:
         return str(WORDS["decision"]["one_size"])
     base = next((row for row in rows if row.is_base), None)
@@ -365,8 +373,10 @@ def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
 
 def _short_verdict(verdict: Verdict, row: ScalingRow) -> str:
     """Return a verdict without P."""
-    is_few = verdict.kind is VerdictKind.FEW_RUNS
-    return _few_runs(verdict, row) if is_few else str(WORDS["verdicts"][verdict.kind])
+    if verdict.kind is VerdictKind.FEW_RUNS:
+        is_stated = verdict.judged and known(verdict.judged.spread)
+        return f"{'' if is_stated else f'{efficiency_text(row)}, '}{_few_runs(verdict, row)}"
+    return str(WORDS["verdicts"][verdict.kind])
 
 
 def _loss(row: ScalingRow, results: Results) -> str:

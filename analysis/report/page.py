@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any, NamedTuple
 
 from analysis.checks.assessment import Check
@@ -18,7 +19,7 @@ from analysis.data.columns import grouped
 from analysis.data.environment import fact_title
 from analysis.data.load import Study
 from analysis.data.names import ranks, short_labels
-from analysis.report.decision import decisions, went_wrong
+from analysis.report.decision import Decision, decisions, went_wrong
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import (
@@ -38,7 +39,7 @@ from bench.matrix.cell import Cell, shown_command
 from bench.matrix.document import shown_text
 from bench.study.found import read_findings
 from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.units import MISSING, count, known, listed
+from ddp_scaling_bench.units import MISSING, count, listed
 from ddp_scaling_bench.variables import shown_settings
 
 MAX_MATRIX_CHARACTERS = 100_000
@@ -73,17 +74,16 @@ def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any
     errors = [fact for fact in results.assessment.findings if fact.severity == "error"]
     figures = grouped(drawings, lambda one: one.topic if one.topic in _PLACES else "figures")
     curves = grouped(figures.get("scaling", ()), lambda one: one.mode)
+    every = decisions(results)
     return {
         "words": WORDS,
         "name": study.name,
         "what": what_was_measured(results) if results.rows else "",
         "lead": _lead(results),
-        "has_efficiency": any(known(row.efficiency) for row in results.rows),
+        "terms": _terms(every),
         "errors": Table("validity", WORDS["columns"]["findings"], [*map(_finding_row, errors)]),
         "found": f"{count(len(errors), 'error')}: {', '.join(map(heading, errors))}",
-        "decisions": [
-            (one, curves.get(one.mode, ()), _note(one.mode, results)) for one in decisions(results)
-        ],
+        "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in every],
         "why": why_sections(results, drawings),
         "tables": [table for table in _tables(results) if table.rows],
         "figures": figures,
@@ -131,10 +131,19 @@ def _lead(results: Results) -> tuple[list[tuple[str, str]], bool]:
     return [(WORDS["lead"][name], value) for name, value in found.items() if value], is_wrong
 
 
+def _terms(every: Sequence[Decision]) -> str:
+    """Return the explanations of the words that the answers and verdicts contain."""
+    answers = [astuple(answer) for one in every for answer in one.answers]
+    rows = [row for one in every for _, own in one.groups for row in own if row.efficiency != MISSING]
+    texts = [text for own in answers for text in own] + [f"efficiency {row.verdict}" for row in rows]
+    whole = " ".join(texts) + " lost" * any(answer[3] for answer in answers)
+    return " ".join(text for word, text in WORDS["decision"]["terms"].items() if re.search(word, whole))
+
+
 def _checks(checks: Sequence[Check]) -> str:
     passed = [f"{sum(check.passed for check in checks)} of {len(checks)} passed"] if checks else []
     if found := [WORDS["checks"][check.name] for check in checks if check.findings]:
-        passed.append(f"findings about {listed(found, limit=3)}")
+        passed.append(f"{len(found)} found something ({listed(found, limit=3)})")
     if missing := [WORDS["checks"][check.name] for check in checks if check.missing]:
         passed.append(f"{len(missing)} not possible ({listed(missing, limit=4)})")
     return "; ".join(passed)

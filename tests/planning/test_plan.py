@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.commands.options import only
-from bench.matrix.cell import Run
+from bench.matrix.cell import Cell, Run
 from bench.plan import Plan, make_plan, ordered_runs, plan_content, scripts, write_plan
 from bench.shipped import find_matrix, shipped
 from bench.study.found import read_findings

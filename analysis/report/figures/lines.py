@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,8 @@ class Scale:
                 ticks = [tick for tick in every if self.low <= tick <= self.high]
                 if len(ticks) > 1:
                     break
-            set_ticks(axes.yaxis, [ticks[place] for place in evenly_spaced(len(ticks), _MAX_TICKS)], _tick)
+            shown = [ticks[place] for place in evenly_spaced(len(ticks), _MAX_TICKS)]
+            set_ticks(axes.yaxis, shown, partial(_tick, digits=_digits(shown)))
         axes.set_ylim(self.low, self.high)
 
     def _spread(self) -> list[int]:
@@ -143,8 +145,15 @@ class Scale:
         return kept
 
 
-def _tick(value: float) -> str:
-    text = number(value, digits=3)
+def _digits(ticks: Sequence[float]) -> int:
+    """Return how many digits the labels of ticks need to be as evenly spaced as the ticks."""
+    closest = min(np.diff(ticks), default=math.inf)
+    errors = {digits: max(abs(float(f"{one:.{digits}g}") - one) for one in ticks) for digits in range(3, 7)}
+    return next((digits for digits, error in errors.items() if error < closest / 20), 7)
+
+
+def _tick(value: float, *, digits: int = 3) -> str:
+    text = number(value, digits=digits)
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

@@ -57,10 +57,18 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 
 
 def test_the_first_lines_explain_the_words_of_the_answer(whole: Page) -> None:
-    answer, terms, table = map(whole.text.index, ("efficiency 0.", "P: the probability of that.", "Verdict"))
+    answer, terms, table = map(whole.text.index, ("efficiency 0.", "P: the probability that", "Verdict"))
     assert answer < terms < table
     assert "28 of 28 runs count, " in whole.text[:terms]
-    assert re.search(r"baseline 1\.00 [\d.]+ \d+ % [a-z ]+? of its own step, not in E", whole.text)
+    assert re.search(r"baseline 1\.00 [\d.]+ \d+ % [a-z ]+? of its own step, no loss of efficiency", whole.text)
+
+
+def test_only_words_that_the_page_uses_are_explained(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "one", studies.strong(sizes=(2,)), repeats=3)
+    with no_figure():
+        page = Page(write_report(path).page.read_text())
+    assert "no advice from a single size: measure another one" in page.text
+    assert not any(word in page.text for word in ("P: the probability", "Lost: what part", "Cannot tell: P"))
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&{{7*7}}$\\frac{1}{0}$\u202e\x1b[31m"
