@@ -103,14 +103,3 @@ def find_release(name: str) -> Release:
 
 def _begins(version: str, number: str) -> bool:
     return f"{version}.".startswith(f"{number}.")
-
-
-def other_suites() -> list[str]:
-    """Return the suites whose Slurm is not the installed one, as far as that can be known without a download."""
-    try:
-        system = dict(
-            line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
-        )
-    except OSError:
-        system = {}
-    return [suite for suite in SUITES if suite != system.get("VERSION_CODENAME", "").strip('"')]

@@ -19,8 +19,6 @@ from tests.matrices import matrix, slurm
 from tests.planning.test_scripts import run_script
 
 VALUES = (
-    "a b",
-    "it's",
     "$(touch planted)",
     "x; touch planted",
     "x\ntouch planted",

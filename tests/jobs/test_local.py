@@ -1,6 +1,5 @@
 """Execution on this machine: the scheduler with short scripts, and the command line with real ranks."""
 
-import csv
 import json
 import os
 import signal
@@ -21,9 +20,10 @@ from bench.plan import make_plan, write_plan
 from bench.study.ledger import Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from bench.study.run_json import next_attempt
+from ddp_scaling_bench.cell_json import read_cell
 from tests.cluster.containers import wait_for
 from tests.commands.command_line import bench
-from tests.common import run_program
+from tests.common import run_program, write_program
 from tests.matrices import BARE, command, matrix, training
 
 #: A process in a session of its own, as ranks are, which ignores SIGTERM.
@@ -212,35 +212,15 @@ def test_a_script_is_executed_by_hand(tmp_path):
 
 def test_a_line_of_a_script_decides_what_runs(tmp_path):
     study = planned(tmp_path, ranks=[2], steps=4)
-    (run,) = study.runs
-    script = study.script(run.cell_id)
+    script = study.script(study.runs[0].cell_id).absolute()
     text = script.read_text().replace('"steps_per_epoch": 4,', '"steps_per_epoch": 7,')
     script.write_text(text.replace("BENCH_PER_GPU_BATCH=4 ", "BENCH_PER_GPU_BATCH=8 "))
-    assert bench("submit", str(study.folder.path), cwd=tmp_path).returncode == 0
-    folder = study.folder.attempt(run.run_id, 1)
-    assert "2/2 ranks joined" in folder.out.read_text()
-    rows = csv.DictReader(folder.metrics_csv.read_text().splitlines())
-    assert [(row["steps"], row["samples"]) for row in rows] == [("7", "112"), ("7", "112")]
-    done = bench("verify", str(study.folder.path), cwd=tmp_path)
-    assert "FAIL  samples: 112, expected 32 per epoch" in done.stdout
-
-
-def test_a_killed_rank_fails_its_run_with_the_reason_and_the_next_run_starts(tmp_path):
-    words = (
-        'echo $BASHPID >"$1/.$RANK" && mv "$1/.$RANK" "$1/pid.$RANK"; [ -e "$1/../../../go" ] || sleep 4242'
-    )
-    study = commands(tmp_path, words, ranks=2, repeats=2)
-    folder = study.folder.attempt(study.runs[0].run_id, 1).path
-    with submission(study) as process:
-        wait_for(lambda: len(list(folder.glob("pid.*"))) == 2, what="both ranks")
-        (study.folder.path / "go").touch()
-        os.kill(int((folder / "pid.1").read_text()), signal.SIGKILL)
-        process.wait(280)
-    first, second = study.records().values()
-    assert (str(first.state), str(second.state)) == ("failed", "completed")
-    assert "rank 1 on" in first.reason
-    assert "was killed by SIGKILL" in first.reason
-    assert not psutil.pid_exists(int((folder / "pid.0").read_text()))
+    write_program(tmp_path / "python", '#!/bin/bash\necho "$@"\n')
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = run_program(["bash", script, tmp_path / "by hand"], env=env, cwd=tmp_path)
+    cell = read_cell(tmp_path / "by hand")
+    assert (cell.workload["steps_per_epoch"], cell.per_gpu_batch, cell.world_size) == (7, 8, 2), done.stderr
+    assert "ddp_scaling_bench.train" in done.stdout
 
 
 def test_a_run_goes_on_without_its_bench_submit_and_is_not_started_again(tmp_path):

@@ -1,5 +1,6 @@
 """Variables of `cluster.env_from` reach every rank, and nothing holds their values."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from tests.commands.command_line import bench
 from tests.common import run_program, write_cell
 from tests.jobs.slurm_studies import add_modules, plan_study, submitted
 from tests.matrices import BARE, command, matrix, slurm, training
+from tests.train.ranks import ROOT
 
 VALUE = "qzv it's"
 #: Each rank says whether it has the value; none prints it. It notes the words of all processes, as in ps.
@@ -49,10 +51,11 @@ def check(folder: Path, *, ranks: int) -> None:
 def test_a_variable_reaches_the_ranks_of_a_job(cluster, tmp_path, launcher, nodes, pack):
     section = slurm(time_limit="5m")
     text = text_of(tmp_path, section, nodes=[nodes], tasks_per_node=[2], launcher=[launcher])
+    add_modules(tmp_path)  # which torchrun's agent does not import
     # A site can keep variables from jobs.
-    environment = {**cluster.environment, "HF_TOKEN": VALUE, "SBATCH_EXPORT": "NONE"}
-    study = plan_study(tmp_path, text, environment)
-    with submitted(study, "--wait", *["--pack"] * pack):
+    own = {"HF_TOKEN": VALUE, "SBATCH_EXPORT": "NONE", "PYTHONPATH": f".:{ROOT}"}
+    study = plan_study(tmp_path, text, {**cluster.environment, **own})
+    with contextlib.chdir(tmp_path), submitted(study, "--wait", *["--pack"] * pack):
         check(study.folder, ranks=2 * nodes)
 
 
@@ -121,27 +124,6 @@ def run(folder: Path, *words: str, path: str = ".", **env: str) -> subprocess.Co
     return run_program(command, cwd=folder, env=environment)
 
 
-def study(folder: Path, name: str, workload: dict[str, Any], **sections: Any) -> None:
-    usual = {"axes": {"tasks_per_node": [2], "launcher": ["torchrun"]}}
-    (folder / f"{name}.yaml").write_text(matrix(name, workload=workload, **usual | sections))
-
-
-def execute(folder: Path, name: str, *more: str, path: str = ".", **env: str) -> None:
-    for words in (["plan", f"{name}.yaml"], ["submit", name, *more]):
-        done = run(folder, "-m", "ddp_scaling_bench", *words, path=path, **env)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-def assert_completed(folder: Path, name: str, *, runs: int) -> None:
-    planned = open_study(StudyFolder(folder / "results" / name))
-    records = planned.records()
-    assert len(records) == runs
-    for run_id, record in records.items():
-        attempt = planned.run_folder(record)
-        verdict = verify_run(attempt, record, planned.cell_of(run_id))
-        assert verdict.failures == [], attempt.err.read_text()
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_no_program_of_a_job_imports_a_module_of_the_users_folder(folder, path):
     add_modules(folder, STANDARD)
@@ -152,16 +134,9 @@ def test_no_program_of_a_job_imports_a_module_of_the_users_folder(folder, path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_agent_of_torchrun_imports_no_module_of_the_users_folder(folder):
-    # The python of a command that bench does not measure may lack bench.
-    study(folder, "agent", command("sleep 1", metrics="none"))
-    execute(folder, "agent", path=".:")
-    assert_completed(folder, "agent", runs=1)
-
-
 def test_the_command_line_imports_no_module_of_the_users_folder(folder):
     add_modules(folder, STANDARD)
-    study(folder, "own", training(**BARE))
+    (folder / "own.yaml").write_text(matrix("own", axes={"tasks_per_node": [2]}, workload=training(**BARE)))
     done = run(folder, "-m", "ddp_scaling_bench", "plan", "own.yaml", "--json")
     assert (done.returncode, json.loads(done.stdout)["runs"]) == (0, 1), done.stderr
     (folder / "bench.py").unlink()
@@ -181,7 +156,13 @@ def test_the_recorder_works_beside_a_module_of_the_user_named_bench(server, tmp_
 
 @pytest.mark.cluster
 def test_a_command_of_a_job_imports_its_neighbours_and_bench_does_not(folder, cluster):
-    axes = {"nodes": [1], "tasks_per_node": [1], "launcher": ["torchrun"]}
-    study(folder, "command", COMMAND, cluster=slurm(exclusive=False), axes=axes)
-    execute(folder, "command", "--wait", **cluster.environment)
-    assert_completed(folder, "command", runs=1)
+    axes = {"nodes": [1], "tasks_per_node": [1], "launcher": ["srun"]}
+    text = matrix("own", cluster=slurm(exclusive=False), axes=axes, workload=COMMAND)
+    (folder / "own.yaml").write_text(text)
+    for words in (["plan", "own.yaml"], ["submit", "own", "--wait"]):
+        done = run(folder, "-m", "ddp_scaling_bench", *words, **cluster.environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+    planned = open_study(StudyFolder(folder / "results/own"))
+    ((run_id, record),) = planned.records().items()
+    attempt = planned.run_folder(record)
+    assert verify_run(attempt, record, planned.cell_of(run_id)).failures == [], attempt.err.read_text()

@@ -1,10 +1,10 @@
 """`bench preflight`: a study whose command measures the nodes, on a real cluster and as processes."""
 
-import json
 import shlex
 import sys
 from types import SimpleNamespace
 
+from bench.preflight import ROWS, judge, read_measurements
 from ddp_scaling_bench.train.nodecheck import Member, Outcome, Rows, Task, rounds
 from tests.cluster.bed import Cluster
 from tests.commands import command_line
@@ -48,16 +48,18 @@ def test_a_node_with_a_slow_link_is_found_and_the_next_call_measures_again(clust
     try:
         words = ("preflight", "nodes.yaml", "--threshold", "0.5")
         first = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
-        second = command_line.bench(*words, "--json", cwd=tmp_path, **cluster.environment)
     finally:
         cluster.link(None)
+    write_program(python, "#!/bin/bash\nexit 9\n")
+    second = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
     assert first.returncode == 1, first.stderr
     assert "n3 is unfit: exchange " in first.stdout
     assert first.stdout.count('in the matrix, below cluster:\n  exclude: "n4,n3"\n') == 1
-    assert second.returncode == 1, second.stderr
-    found = json.loads(second.stdout)
+    (rows,) = tmp_path.glob(f"results/preflight/nodes-1/runs/*/attempt-1/{ROWS}")
+    found = judge(read_measurements(rows), threshold=0.5).as_json()
     assert {one["node"]: one["fit"] for one in found["nodes"]} == {"n1": True, "n2": True, "n3": False}
     assert (found["exclude"], found["links"], found["pairs"]) == (["n3"], [], 3)
+    assert second.returncode == 3, second.stderr
     names = ["nodes-1", "nodes-2"]
     assert sorted(one.name for one in (tmp_path / "results/preflight").iterdir()) == names
 

@@ -129,8 +129,7 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     text = 'it\'s $(touch planted); `touch planted` "é"\ntwo lines'
     python = f"export PATH={Path(sys.executable).parent}:$PATH"
     study = make(
-        hosts=["n1", {"host": "root@n2", "processes": 2}],
-        tasks=[1, 2],
+        hosts=["n1", {"host": "root@n2"}],
         setup=[python, 'env -0 | grep -z ^TEXT= >"$(hostname).$BENCH_PEER"'],
         env={"TEXT": text},
     )
@@ -139,9 +138,9 @@ def test_ranks_of_two_hosts_train_together_and_leave_all_files(bed, make):
     verified = study.bench("verify", "STUDY")
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "1 of 1 runs pass"), verified.stdout
     folder = only_folder(study)
-    assert [row["host"] for row in read_rows(folder.ranks_csv)] == ["n1", "n2", "n2"]
+    assert [row["host"] for row in read_rows(folder.ranks_csv)] == ["n1", "n2"]
     assert json.loads(folder.end.read_text())["hosts"] == {"n1": 0, "root@n2": 0}
-    assert "==> n1 <==\nbench: 3/3 ranks joined on 2 hosts (n1: 0, n2: 1" in folder.out.read_text()
+    assert "==> n1 <==\nbench: 2/2 ranks joined on 2 hosts (n1: 0, n2: 1" in folder.out.read_text()
     for host, peer in (("n1", "n2"), ("n2", "n1")):  # set-up lines run on each, in the folder of submission
         assert Path(f"{host}.{bed.address(peer)}").read_text() == f"TEXT={text}\0"
     assert not Path("planted").exists()

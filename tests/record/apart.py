@@ -104,19 +104,22 @@ def trainings() -> int:
     return loops.leave()
 
 
-@loops.loop
-def evaluates(recorder, model, optimizer, rank):
+def evaluates() -> int:
     """Collectives of 2 MB between loops of four steps, in a pause within a step, and in one between two."""
+    loops.join()
+    model, optimizer = loops.trained(ddp())
     evaluated = torch.ones(500_000)
-    while recorder.epochs < loops.LENGTHS["epochs"]:
-        for number, batch in enumerate(recorder.batches(loops.batches(4))):
-            with recorder.step():
-                loops.train(model, optimizer, batch)
+    with Recorder(model, run_dir=folder_of_test(), **loops.LENGTHS) as recorder:
+        while recorder.epochs < loops.LENGTHS["epochs"]:
+            for number, batch in enumerate(recorder.batches(loops.batches(4))):
+                with recorder.step():
+                    loops.train(model, optimizer, batch)
+                    with recorder.pause():
+                        average([evaluated] * (number == 1))
                 with recorder.pause():
-                    average([evaluated] * (number == 1))
-            with recorder.pause():
-                average([evaluated] * (number == 2))
-        average([evaluated])
+                    average([evaluated] * (number == 2))
+            average([evaluated])
+    return loops.leave()
 
 
 def one_is_late() -> int:

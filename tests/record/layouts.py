@@ -13,7 +13,7 @@ from ddp_scaling_bench.record import Recorder
 from tests.train.ranks import folder_of_test
 
 #: Samples of a replica per step, and features.
-BATCH, WIDTH, STEPS = 8, 16, 18
+BATCH, WIDTH, STEPS = 8, 16, 10
 
 
 def _note(steps: int, replicas: int) -> None:
@@ -55,7 +55,7 @@ def pipeline() -> int:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
     part = PipelineStage(module, stage, 2, torch.device("cpu"), group=group)
     schedule = Schedule1F1B(
-        part, n_microbatches=4, loss_fn=lambda output, target: (output - target).square().mean()
+        part, n_microbatches=2, loss_fn=lambda output, target: (output - target).square().mean()
     )
     torch.manual_seed(10 + mesh["dp"].get_local_rank())
     data = [torch.randn(BATCH, WIDTH) for _ in range(STEPS)]

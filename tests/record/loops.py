@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -30,9 +29,9 @@ DEADLINE_S = 280
 SPIN_CYCLES = 20_000_000
 
 
-def join(timeout: timedelta | None = None) -> int:
+def join(timeout: timedelta | None = None, backend: str | None = "gloo") -> int:
     if timeout is None:
-        dist.init_process_group("gloo")
+        dist.init_process_group(backend)
     else:  # of the collectives; the store has its own, because ranks may start at different times
         store, rank, ranks = next(dist.rendezvous("env://"))
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
@@ -69,37 +68,27 @@ def leave() -> int:
     return 0
 
 
-def loop(body: Callable[..., None], width: int = 64) -> Callable[[], int]:
-    """Return the program of a rank that calls ``body`` with a recorder, a model in DDP and the rank."""
+Loop = Callable[[Recorder, DistributedDataParallel, torch.optim.Optimizer, int], None]
+LOOPS: list[Loop] = []
 
-    def program() -> int:
-        rank = join()
-        model, optimizer = trained(DistributedDataParallel(network(width)))
-        with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
+
+def loop(body: Loop) -> Loop:
+    """Let ``body`` be one of the loops of :func:`loops`, with a recorder, a model in DDP and the rank."""
+    LOOPS.append(body)
+    return body
+
+
+def loops() -> int:
+    """Execute all loops one after another, each with a recorder and a folder with its name.
+
+    Torch chooses the backend.
+    """
+    rank = join(backend=None)
+    for body in LOOPS:
+        model, optimizer = trained(DistributedDataParallel(network()))
+        with Recorder(model, run_dir=folder_of_test() / body.__name__, **LENGTHS) as recorder:
             body(recorder, model, optimizer, rank)
-        return leave()
-
-    return program
-
-
-def pauses(*, together: bool) -> int:
-    """Rank 0 validates within the loop; with ``together``, all ranks pause until it has ended."""
-    rank = join()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    recorder = Recorder(model, run_dir=folder_of_test(), **LENGTHS)
-    for step, batch in enumerate(recorder.batches(batches(nap_s=NAP_S))):
-        with recorder.step():
-            train(model, optimizer, batch)
-        if step == 5 and (together or rank == 0):
-            with recorder.pause():
-                time.sleep(10 * NAP_S if rank == 0 else 0.0)
-                if together:
-                    dist.barrier()
-    recorder.close()
     return leave()
-
-
-pauses_alone, pauses_together = (partial(pauses, together=together) for together in (False, True))
 
 
 class PlantedClock:
@@ -198,7 +187,7 @@ def fetches_between(recorder, model, optimizer, rank):
             optimizer.zero_grad()
 
 
-@partial(loop, width=512)
+@loop
 def evaluates_in_the_step(recorder, model, optimizer, rank):
     """The model is called without gradients before and after the backward pass of the same step."""
     model.module.register_forward_pre_hook(lambda *given: time.sleep(NAP_S))
@@ -228,17 +217,6 @@ def uneven_batches(recorder, model, optimizer, rank):
         with recorder.step(samples=BATCH - rank):
             train(model, optimizer, (points[rank:], labels[rank:]))
             recorder.loss(torch.tensor(float("nan")) if rank else torch.tensor(1.0))
-
-
-def names_no_backend() -> int:
-    """Let torch choose the backend."""
-    dist.init_process_group()
-    model, optimizer = trained(DistributedDataParallel(network()))
-    with Recorder(model, run_dir=folder_of_test(), **LENGTHS) as recorder:
-        for batch in recorder.batches(batches()):
-            with recorder.step():
-                train(model, optimizer, batch)
-    return leave()
 
 
 def times_out() -> int:

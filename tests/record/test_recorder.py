@@ -6,7 +6,10 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from ddp_scaling_bench.record.settings import failures_kept, make_folder, record
 from ddp_scaling_bench.records import METRICS_COLUMNS, RANKS_COLUMNS, STEPS_COLUMNS
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import raised, read_rows, write_cell
+from tests.measure.test_window_conditions import check_wire_bytes, conditions_of
 from tests.record import loops
 from tests.train.ranks import Finished, torchrun_env
 
@@ -36,6 +40,14 @@ def run_loop(run_program):
         return run_program(f"tests.record.loops:{name}", **more)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def loop(server, tmp_path_factory) -> Callable[[str], Finished]:
+    """Return a function that returns what one of the loops left; all were executed by the same ranks."""
+    folder = tmp_path_factory.mktemp("loops")
+    done = server.start(folder, torchrun_env(2), "tests.record.loops:loops").finish().succeeded()
+    return lambda name: replace(done, folder=folder / name)
 
 
 @pytest.fixture(scope="module")
@@ -83,22 +95,33 @@ def test_every_rank_samples_one_step(three_lines):
         assert all(call.path.endswith("loops.py") for call in sample.slow_calls)
 
 
-def test_every_pass_that_synchronises_is_read(run_loop):
-    done = run_loop("synchronises_each").succeeded()
+def test_the_conditions_of_every_window_are_sampled(three_lines):
+    windows = conditions_of(three_lines)
+    assert [window["epoch"] for window in windows] == [1, 2]
+    for window in windows:
+        assert [node["node"] for node in window["nodes"]] == [socket.gethostname()]
+        assert all(rank["cpu_wait_s"] >= 0 for rank in window["ranks"])
+        assert [rank["sync_passes"] for rank in window["ranks"]] == [5, 5]
+    assert sum(three_lines.env["ddp"]["bucket_bytes"]) == three_lines.env["gradient_bytes"]
+    check_wire_bytes(three_lines)
+
+
+def test_every_pass_that_synchronises_is_read(loop):
+    done = loop("synchronises_each")
     assert [row["samples"] for row in done.table("metrics")] == ["160", "160"]
     for row in done.table("ranks"):
         assert value(row, "comm_exposed") > 0
         assert row["data_load_time_sec"] == ""  # no loader was given: it was not measured
 
 
-def test_a_batch_fetched_between_forward_and_backward_does_not_count_as_backward(run_loop):
-    rows = run_loop("fetches_between").succeeded().table("ranks")
+def test_a_batch_fetched_between_forward_and_backward_does_not_count_as_backward(loop):
+    rows = loop("fetches_between").table("ranks")
     assert all(value(row, "data_load") >= 2 * NAP_S * 0.95 for row in rows)
     assert all(value(row, "backward") > 1e-5 for row in rows)
 
 
-def test_every_forward_pass_of_a_step_counts_as_forward(run_loop):
-    rows = run_loop("evaluates_in_the_step").succeeded().table("ranks")
+def test_every_forward_pass_of_a_step_counts_as_forward(loop):
+    rows = loop("evaluates_in_the_step").table("ranks")
     assert len(rows) == 4
     for row in rows:
         assert value(row, "forward") >= 3 * NAP_S * 0.95
@@ -106,8 +129,8 @@ def test_every_forward_pass_of_a_step_counts_as_forward(run_loop):
     assert all(value(row, "backward") > 1e-5 for row in rows)
 
 
-def test_a_closure_does_not_count_as_optimizer(run_loop):
-    rows = run_loop("closure").succeeded().table("ranks")
+def test_a_closure_does_not_count_as_optimizer(loop):
+    rows = loop("closure").table("ranks")
     assert all(value(row, "forward") >= NAP_S * 0.95 and value(row, "optimizer") > 0 for row in rows)
 
 
@@ -125,8 +148,8 @@ def test_without_ddp_the_exposed_communication_of_several_ranks_is_unknown(run_l
     assert "model-not-wrapped" in kinds(done.env)
 
 
-def test_unknown_samples_leave_the_throughput_empty_with_a_warning(run_loop):
-    done = run_loop("unknown_samples").succeeded()
+def test_unknown_samples_leave_the_throughput_empty_with_a_warning(loop):
+    done = loop("unknown_samples")
     assert {(row["samples"], row["throughput_samples_per_sec"]) for row in done.table("metrics")} == {
         ("", "")
     }
@@ -137,8 +160,8 @@ def test_unknown_samples_leave_the_throughput_empty_with_a_warning(run_loop):
     assert f"bench: warning: samples-unknown: {message}\n" in done.out[0]
 
 
-def test_ranks_may_have_different_samples_and_a_nan_loss_causes_a_warning(run_loop):
-    done = run_loop("uneven_batches").succeeded()
+def test_ranks_may_have_different_samples_and_a_nan_loss_causes_a_warning(loop):
+    done = loop("uneven_batches")
     assert [row["samples"] for row in done.table("metrics")] == ["75", "75"]
     assert [row["samples"] for row in done.table("ranks")] == ["40", "35"] * 2
     assert done.env["global_batch"] == 15
@@ -148,14 +171,14 @@ def test_ranks_may_have_different_samples_and_a_nan_loss_causes_a_warning(run_lo
     }  # an empty cell means that no loss was recorded
 
 
-def test_the_throughput_window_has_no_hooks(run_loop):
-    out = run_loop("hooks").succeeded().out[0]
+def test_the_throughput_window_has_no_hooks(loop):
+    out = loop("hooks").out[0]
     # Warm-up, window, attribution (the first step does not count), between, and so on; none at the end.
     assert "...|.....|xxxx|..|.....|xxxx|.......\n".replace("|", "") in out
 
 
-def test_ranks_with_different_numbers_of_steps_end_and_common_epochs_are_written(run_loop):
-    done = run_loop("uneven_steps").succeeded()
+def test_ranks_with_different_numbers_of_steps_end_and_common_epochs_are_written(loop):
+    done = loop("uneven_steps")
     assert [row["epoch"] for row in done.table("metrics")] == ["1"]
     ends = {"most_rank": 0, "most": 2, "fewest_rank": 1, "fewest": 1}
     assert kinds(done.env)["steps-differ"] == ends
@@ -173,8 +196,8 @@ def test_a_rank_that_does_not_finish_is_named(run_loop):
     assert len(done.table("metrics")) == 2
 
 
-def test_too_few_steps_cause_a_warning(run_loop):
-    done = run_loop("too_few_steps").succeeded()
+def test_too_few_steps_cause_a_warning(loop):
+    done = loop("too_few_steps")
     assert "no window was recorded: a rank took fewer than 4 steps" in done.out[0]
     assert not (done.folder / "metrics.csv").exists()
 
@@ -190,8 +213,8 @@ def test_several_processes_need_a_process_group(run_loop):
     )
 
 
-def test_the_backend_of_a_group_without_a_named_one_follows_from_the_device(run_program):
-    done = run_program("tests.record.loops:names_no_backend").succeeded()
+def test_the_backend_of_a_group_without_a_named_one_follows_from_the_device(loop):
+    done = loop("hooks")
     assert (done.env["backend"], done.env["transport"]["network"]) == ("gloo", "tcp")
 
 

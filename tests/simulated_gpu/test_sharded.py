@@ -20,8 +20,8 @@ from tests.simulated_gpu.device import Costs, Link, Operation, Rank, Stream, Wor
 from tests.simulated_gpu.training import Feed, Model, Optimizer, Pass, loop, record
 
 BLOCKS, FORWARD_S, BACKWARD_S = 4, 2e-3, 4e-3
-#: A collective is hidden by the computation of a block, or in forward, or nowhere.
-LINKS = {"hidden": 1e-3, "in backward": 3e-3, "nowhere": 6e-3}
+#: A collective is hidden by the computation of a block, or in backward, or nowhere.
+HIDDEN, IN_BACKWARD, NOWHERE = 1e-3, 3e-3, 6e-3
 
 
 @dataclass(eq=False)
@@ -188,8 +188,10 @@ def kind(monkeypatch):
     monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", Sharded)
 
 
-@pytest.mark.parametrize(("replicas", "unused"), [(1, None), (2, None), (1, 1)])
-@pytest.mark.parametrize("link_s", LINKS.values(), ids=LINKS)
+@pytest.mark.parametrize(
+    ("link_s", "replicas", "unused"),
+    [(HIDDEN, 1, None), (HIDDEN, 2, None), (IN_BACKWARD, 1, None), (NOWHERE, 2, None), (NOWHERE, 1, 1)],
+)
 def test_the_waits_of_a_sharded_model_are_the_idle_time_of_its_computation(
     tmp_path, link_s, replicas, unused
 ):

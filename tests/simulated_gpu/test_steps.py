@@ -43,15 +43,15 @@ def measured(folder, model: Model, costs: Costs, link: Link, ranks: int = 4, **o
     return record(World(ranks, link=link, costs=costs), folder, program)
 
 
-WORK = {
-    "device-hidden": (MODEL, FAST, HIDDEN),
-    "device-exposed": (MODEL, FAST, EXPOSED),
-    **{f"host-{us}": (SMALL, Costs(us * 1e-6, jitter=0.5), Link(10e-6, 0.0)) for us in (10, 40, 100)},
-}
+#: The costs of a launch in microseconds, if the host is the bottleneck.
+SLOW_HOST = {us: (SMALL, Costs(us * 1e-6, jitter=0.5), Link(10e-6, 0.0)) for us in (10, 100)}
 
 
-@pytest.mark.parametrize("grad_accum", [1, 2])
-@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+@pytest.mark.parametrize(
+    ("work", "grad_accum"),
+    [((MODEL, FAST, HIDDEN), 1), ((MODEL, FAST, EXPOSED), 2), (SLOW_HOST[10], 2), (SLOW_HOST[100], 1)],
+    ids=["hidden", "exposed", "slow host", "very slow host"],
+)
 def test_the_parts_add_up_to_the_step(tmp_path, work, grad_accum):
     """The device or the host is the bottleneck."""
     for window in measured(tmp_path, *work, ranks=2, grad_accum=grad_accum):
@@ -107,7 +107,7 @@ def exposed_s(model: Model, link: Link, forwards_s: list[float]) -> list[float]:
     return [end - (forward + model.backward_s) for forward in forwards_s]
 
 
-@pytest.mark.parametrize(("link", "ranks"), [(HIDDEN, 4), (EXPOSED, 8)])
+@pytest.mark.parametrize(("link", "ranks"), [(HIDDEN, 3), (EXPOSED, 4)])
 def test_planted_exposed_communication_is_found(tmp_path, link, ranks):
     forwards = [(1.0 if rank else 1.2) * MODEL.forward_s for rank in range(ranks)]
     expected = exposed_s(MODEL, link, forwards)
@@ -124,7 +124,7 @@ def test_the_steps_of_both_throughput_windows_take_as_long_as_on_the_device(tmp_
         began_s = trainer.feed.began_s[20:29]  # of the first window, after nineteen steps
         assert began_s[-1] - began_s[0] < 0.2 * 8 * MODEL.step_s, "the host waits for the device"
 
-    world = World(4, link=HIDDEN, costs=FAST)
+    world = World(2, link=HIDDEN, costs=FAST)
     for rank, window in enumerate(record(world, tmp_path, program, epochs=2)):
         # All ranks wait for the last bucket.
         assert window.step_s[1:] == pytest.approx([MODEL.step_s + 2e-3] * 9, rel=0.01)

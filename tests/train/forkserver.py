@@ -2,12 +2,16 @@
 
 It reads one JSON request per line from standard input::
 
-    {"target": "module:function", "words": [...], "ranks": [{"env": {...}, "out": PATH, "err": PATH}, ...]}
+    {"target": "module:function", "words": [...], "imports": ["module", ...],
+     "ranks": [{"env": {...}, "out": PATH, "err": PATH}, ...]}
 
 and answers ``{"pids": [...]}`` at once and ``{"codes": [...]}`` after all have ended. The target ``script`` is a
-file with its arguments, which ends as in an interpreter of its own: with its hooks and exit functions.
+file with its arguments, which ends as in an interpreter of its own: with its hooks and exit functions. The modules in
+``imports`` are imported once, before the fork.
 """
 
+import contextlib
+import gc
 import importlib
 import json
 import os
@@ -67,6 +71,10 @@ def serve() -> None:
     answer({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
+        for name in request["imports"]:
+            with contextlib.suppress(ImportError):  # the ranks report it
+                importlib.import_module(name)
+        gc.freeze()  # else the garbage collections of each rank look at all of torch, and copy its pages
         pids = [fork_rank(request["target"], request["words"], rank) for rank in request["ranks"]]
         answer({"pids": pids})
         codes = dict.fromkeys(pids, 0)

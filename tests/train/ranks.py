@@ -22,7 +22,7 @@ from tests.common import read_rows, write_cell
 ROOT = Path(__file__).parents[2]
 #: Short windows on a small model with several buckets; no probes.
 QUICK = {"device": "cpu", "model": "mlp", "parameters": 100_000, "bucket_cap_mb": 0.1}
-QUICK |= {"steps_per_epoch": 5, "epochs": 2, "warmup_steps": 3, "attribution_steps": 4}
+QUICK |= {"steps_per_epoch": 5, "epochs": 1, "warmup_steps": 3, "attribution_steps": 4}
 QUICK |= {"probe_steps": 0, "sweep_time": 0}
 
 
@@ -114,9 +114,17 @@ class ForkServer:
         return self.start(folder, [{"BENCH_RUN_DIR": str(folder), **env} for env in environments], target)
 
     def start(
-        self, folder: Path, environments: Sequence[Mapping[str, str]], target: str, words: Sequence[str] = ()
+        self,
+        folder: Path,
+        environments: Sequence[Mapping[str, str]],
+        target: str,
+        words: Sequence[str] = (),
+        imports: Sequence[str] = (),
     ) -> Started:
-        """Start ``target(*words)`` on each rank; :func:`folder_of_test` returns the folder there."""
+        """Start ``target(*words)`` on each rank; :func:`folder_of_test` returns the folder there.
+
+        The module of the target, and ``imports``, are imported once for all ranks.
+        """
         self._kill_unfinished()
         folder.mkdir(parents=True, exist_ok=True)
         ranks = [
@@ -133,7 +141,9 @@ class ForkServer:
             for number, env in enumerate(environments)
         ]
         assert self._process.stdin
-        self._process.stdin.write(json.dumps({"target": target, "words": list(words), "ranks": ranks}) + "\n")
+        module, _, function = target.partition(":")
+        content = {"target": target, "words": [*words], "imports": [*imports, *[module] * bool(function)]}
+        self._process.stdin.write(json.dumps({**content, "ranks": ranks}) + "\n")
         self._process.stdin.flush()
         self._unfinished = self.read()["pids"]
         return Started(self, folder, len(ranks), self._unfinished)

@@ -33,7 +33,6 @@ OPTIONS: dict[str, Any] = {
 PLANNED = [name for name, one in STRATEGIES.items() if not one.recognised]
 #: By name, the options that differ. Adam hides gradients of a wrong scale, so that only one uses it.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "accumulated": {"grad_accum": 3},
     "recomputed": {
         "activation_checkpointing": True,

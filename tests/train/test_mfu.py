@@ -142,15 +142,6 @@ def test_the_precision_in_force_is_that_of_torch_and_of_the_libraries_switch():
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_run_without_a_peak_leaves_mfu_empty_and_says_flops_and_why(run_ranks):
-    finished = run_ranks(epochs=1, grad_accum=2).succeeded()
-    assert [row["mfu"] for row in finished.table("metrics")] == [""]
-    said = finished.env["flops"]
-    assert said["mfu_empty_because"] == "no peak rate is known for CPUs"
-    assert said["per_step_and_rank"] == 16 * said["per_sample"] > 0
-    assert said["peaks"] == {}
-
-
 def test_a_run_with_a_stated_peak_has_flops_over_time_and_peak(run_ranks):
     finished = run_ranks(target="tests.train.scenarios:cpu_with_a_peak").succeeded()
     flops = finished.env["flops"]

@@ -1,7 +1,5 @@
 """The cell.json of a run: what ranks read, and errors in it."""
 
-import json
-import os
 import sys
 from dataclasses import asdict
 
@@ -11,8 +9,7 @@ from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.train.options import OPTIONS, TrainOptions
 from ddp_scaling_bench.train.session import read_task
-from tests.common import change_json, raised, run_program, write_cell
-from tests.train.ranks import QUICK, ROOT
+from tests.common import change_json, raised, write_cell
 
 WRITER = "correct the lines `cell_json=(` of the run's script, or write the script again with `bench plan`"
 
@@ -117,16 +114,3 @@ def test_a_bad_start_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, 
 
     assert main() == 2
     assert capsys.readouterr().err == f"bench: error: {problem.format(tmp_path)}\n"
-
-
-def test_modules_in_the_users_folder_are_not_imported(tmp_path):
-    for name in ("torch", "json", "bench", "__future__", "pathlib"):
-        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the {name} of the user')")
-    folder = tmp_path / "run"
-    folder.mkdir()
-    write_cell(folder, **QUICK | {"epochs": 1})
-    path = os.pathsep.join(filter(None, (".", str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "PYTHONPATH": path, "BENCH_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1"}
-    done = run_program([sys.executable, "-P", "-m", "ddp_scaling_bench.train"], cwd=tmp_path, env=env)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(RunFolder(folder).env.read_text())["workload"]["parameters"] == 100_000

@@ -21,7 +21,7 @@ NAN = "lower the learning rate, use bf16 or fp32 instead of fp16, or look for Na
 
 
 def test_a_loss_that_is_no_number_ends_all_ranks_with_one_message(run_ranks):
-    finished = run_ranks(target="tests.train.scenarios:nan_on_rank_1")
+    finished = run_ranks(epochs=2, target="tests.train.scenarios:nan_on_rank_1")
     assert finished.codes == [1, 1]
     assert finished.err == [f"bench: error: the loss became NaN in epoch 2 on every rank; {NAN}\n", ""]
     assert len(finished.table("metrics")) == 1

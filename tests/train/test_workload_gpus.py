@@ -39,7 +39,7 @@ def test_two_ranks_on_a_gpu_end_with_one_line_before_nccl_starts(run_ranks):
 
 
 def test_with_gloo_two_ranks_on_a_gpu_cause_a_warning(run_ranks):
-    finished = run_ranks(epochs=1, target="tests.train.nccl_scenarios:one_gpu_with_gloo")
+    finished = run_ranks(target="tests.train.nccl_scenarios:one_gpu_with_gloo")
     warning = f"shared-gpus: {SHARED}: the times are not those of a GPU per rank"
     assert "shared-gpus" in [fact["kind"] for fact in finished.succeeded().env["facts"]]
     assert f"bench: warning: {warning}" in finished.out[0].splitlines()

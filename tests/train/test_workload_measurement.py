@@ -97,6 +97,9 @@ def test_what_is_not_measured_is_empty(plain):
         for column in ("mfu", "gpu_util_avg", "val_mae", "val_rmse"):
             assert row[column] == ""
         assert row["cpu_util_avg"] != ""
+    flops = plain.env["flops"]
+    assert (flops["mfu_empty_because"], flops["peaks"]) == ("no peak rate is known for CPUs", {})
+    assert flops["per_step_and_rank"] == 16 * flops["per_sample"] > 0
 
 
 def test_the_loss_falls_and_validation_sees_it(plain):
@@ -122,7 +125,7 @@ def test_accumulated_gradients_equal_those_of_one_big_batch(run_ranks):
 
 
 def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_ranks):
-    finished = run_ranks(attribution_steps=0, val_steps=0, epochs=1).succeeded()
+    finished = run_ranks(attribution_steps=0, val_steps=0).succeeded()
     (row,) = finished.table("metrics")
     empty = [name for name in METRICS_COLUMNS if row[name] == ""]
     assert "throughput_samples_per_sec" not in empty
@@ -134,7 +137,7 @@ def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_rank
 
 
 def test_a_trace_has_the_steps_that_were_asked_for_and_leaves_the_rows_as_they_are(run_ranks):
-    finished = run_ranks(trace_steps=3, epochs=1).succeeded()
+    finished = run_ranks(trace_steps=3).succeeded()
     assert len(finished.table("metrics")) == 1
     assert finished.out[0].splitlines()[-1] == "bench: a trace of 3 steps of rank 0 is in trace-rank0.json.gz"
     with gzip.open(finished.folder / "trace-rank0.json.gz", "rt", encoding="utf-8") as file:

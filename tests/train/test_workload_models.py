@@ -162,9 +162,11 @@ def test_validation_of_values_sums_errors():
     ],
     ids=str,
 )
-def test_each_model_and_option_runs_to_its_end(run_ranks, options):
-    short = {"epochs": 1, "steps_per_epoch": 2, "attribution_steps": 1, "val_steps": 1, "bucket_cap_mb": 1}
-    finished = run_ranks(**short, **options, batch=2).succeeded()
+def test_each_model_and_option_runs_to_its_end_and_leaves_no_thread(run_ranks, options):
+    short = {"steps_per_epoch": 2, "attribution_steps": 1, "val_steps": 1, "bucket_cap_mb": 1}
+    target = "tests.train.scenarios:threads_left"
+    finished = run_ranks(**short, **options, batch=2, target=target).succeeded()
+    assert finished.out[1].splitlines()[-1] == "left: []"
     (row,) = finished.table("metrics")
     assert float(row["throughput_samples_per_sec"]) > 0
     assert float(row["comm_exposed_time_sec"]) >= 0
@@ -206,11 +208,8 @@ def test_tf32_is_allowed_only_if_the_matrix_says_so(monkeypatch):
 
 def test_a_compiled_model_runs_to_its_end(run_ranks):
     target = "tests.train.scenarios:compiled_without_inductor"
-    finished = run_ranks(compile=True, epochs=1, bucket_cap_mb=1, target=target).succeeded()
+    finished = run_ranks(
+        compile=True, bucket_cap_mb=1, environments=torchrun_env(1), target=target
+    ).succeeded()
     (row,) = finished.table("metrics")
     assert float(row["comm_exposed_time_sec"]) >= 0
-
-
-def test_nothing_is_left_running(run_ranks):
-    finished = run_ranks(num_workers=1, epochs=1, target="tests.train.scenarios:threads_left")
-    assert finished.succeeded().out[1].splitlines()[-1] == "left: []"
