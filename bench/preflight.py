@@ -31,7 +31,6 @@ from .plan import Plan, make_plan
 ROWS = "nodecheck.csv"
 #: Time limit of the run.
 TIME_LIMIT = "10m"
-DEFAULT_THRESHOLD = 0.9
 #: The checks of a node with the units of their values.
 CHECKS = {"compute": "FLOP/s", "memory": "B/s", "exchange": "B/s"}
 

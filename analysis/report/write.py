@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -31,8 +31,6 @@ from analysis.data.load import load_study
 from analysis.report.decision import Decision, decisions
 from analysis.report.figures.drawing import Drawing, is_name, start_drawing
 from analysis.report.page import page_context
-from analysis.report.proposal import Proposal, Request
-from analysis.report.requirements import Missing, check_profile
 from analysis.report.results import Results
 from analysis.report.tables import (
     causes_csv,
@@ -56,6 +54,10 @@ from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import read_json, write_atomically
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import capital, count, names
+
+if TYPE_CHECKING:
+    from analysis.report.proposal import Proposal, Request
+    from analysis.report.requirements import Missing
 
 #: The largest number of characters of a warning on the terminal.
 _MAX_LINE = 160
@@ -287,7 +289,7 @@ def _report(
     """Write the report and ``files`` (texts by file name) to ``folder``."""
     say("reading the environment")
     verdicts = _verdicts(results)
-    proposal, missing = Proposal.of(results, request) if request else None, list[Missing]()
+    proposal = _proposal(results, request) if request else None
     say("drawing")
     finish_drawing = start_drawing(results)
     files |= _tables(results)
@@ -296,26 +298,44 @@ def _report(
         files["causes.csv"] = causes_csv(results.causes)
     say("writing")
     files["index.html"] = render_page(page_context(results, drawings))
+    missing: Sequence[Missing] = ()
     if proposal:
-        figure = proposal.figure()
-        drawings += [figure] if figure else []
-        context = proposal.context(figure) | {"parts": []}
-        if profile := proposal.asked.profile:
-            context["parts"], missing = check_profile(proposal, profile)
-            say(f"profile: {profile.title}, {profile.source} ({profile.date})")
-            say(proposal.other_size())
-        files |= render_proposal(context)
-        say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
-        if proposal.reason:
-            other = "; another with --series" * (not proposal.asked.series)
-            say(f"series {proposal.name}: {proposal.reason}{other}")
-        if proposal.asked.samples and not context["request"]:
-            say("the proposal requests no time, and says why")
+        texts, figures, missing = _write_proposal(proposal, folder, say)
+        files |= texts
+        drawings += figures
     page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
     of_sizes = {name: one.findings for name, one in results.choices.items() if one.findings}
     warnings = results.environment.warnings
     written = Report(page, results.assessment, verdicts, settings, warnings, decisions(results), of_sizes)
     return written._replace(targets=results.target_rows, missing=missing)
+
+
+def _proposal(results: Results, request: Request) -> Proposal:
+    from analysis.report.proposal import Proposal  # the models of profiles take long to build
+
+    return Proposal.of(results, request)
+
+
+def _write_proposal(
+    proposal: Proposal, folder: Path, say: Callable[[str], None]
+) -> tuple[dict[str, str], list[Drawing], Sequence[Missing]]:
+    """Return the files of a proposal, its figures, and what its profile asks for and it lacks."""
+    from analysis.report.requirements import check_profile
+
+    figure = proposal.figure()
+    missing: Sequence[Missing] = ()
+    context = proposal.context(figure) | {"parts": []}
+    if profile := proposal.asked.profile:
+        context["parts"], missing = check_profile(proposal, profile)
+        say(f"profile: {profile.title}, {profile.source} ({profile.date})")
+        say(proposal.other_size())
+    say(f"proposal: {folder / 'proposal.tex'} and proposal.md")
+    if proposal.reason:
+        other = "; another with --series" * (not proposal.asked.series)
+        say(f"series {proposal.name}: {proposal.reason}{other}")
+    if proposal.asked.samples and not context["request"]:
+        say("the proposal requests no time, and says why")
+    return render_proposal(context), [figure] if figure else [], missing
 
 
 def _verdicts(results: Results) -> list[dict[str, Any]]:

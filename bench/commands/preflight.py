@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddp_scaling_bench.errors import UnavailableError
 from ddp_scaling_bench.units import count, join_names
 
-from ..matrix.schema import Cluster
-from ..preflight import (
-    CHECKS,
-    DEFAULT_THRESHOLD,
-    ROWS,
-    UndecidedError,
-    Verdict,
-    cell_text,
-    judge,
-    plan_nodecheck,
-    read_measurements,
-)
 from ..study.layout import StudyFolder, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import PlannedStudy, open_study
@@ -37,6 +25,10 @@ from .options import (
 )
 from .submit import check_cost, new_submission
 
+if TYPE_CHECKING:
+    from ..matrix.schema import Cluster
+    from ..preflight import Verdict
+
 #: The folder of the studies, below results. They are not studies of a training: `bench list` omits them.
 FOLDER = "preflight"
 
@@ -49,7 +41,7 @@ ThresholdOption = Annotated[float, typer.Option("--threshold", min=0.0, max=1.0,
 def preflight_command(
     matrix: MatrixArgument,
     nodes: NodesOption = None,
-    threshold: ThresholdOption = DEFAULT_THRESHOLD,
+    threshold: ThresholdOption = 0.9,
     results: ResultsOption = None,
     site: SiteOption = None,
     yes: YesOption = False,
@@ -63,6 +55,7 @@ def preflight_command(
     """
     from ..matrix.load import find_site
     from ..plan import make_plan, write_plan
+    from ..preflight import ROWS, plan_nodecheck
     from ..shipped import find_matrix
 
     plan = make_plan(find_matrix(matrix), site=find_site(site))
@@ -95,6 +88,8 @@ def _last_number(root: Path, name: str) -> int:
 
 def _run(planned: PlannedStudy, *, ask: bool) -> Record:
     """Start the run of a preflight unless it is in progress, wait for its end, and return its record."""
+    from ..preflight import UndecidedError
+
     submission = new_submission(planned)
     try:
         seen = submission.records(wait=True)
@@ -113,6 +108,8 @@ def _verdict(path: Path, record: Record, threshold: float) -> Verdict:
     Raises:
         UndecidedError: the run has failed, with the reasons that it recorded before.
     """
+    from ..preflight import UndecidedError, judge, read_measurements
+
     if record.state is not RunState.COMPLETED:
         rows = read_measurements(path) if path.is_file() else []
         why = [
@@ -125,6 +122,8 @@ def _verdict(path: Path, record: Record, threshold: float) -> Verdict:
 
 def _show(verdict: Verdict, cluster: Cluster) -> None:
     """Print the table of nodes, the findings, and the ``exclude:`` line for the matrix."""
+    from ..preflight import CHECKS, cell_text
+
     rows = []
     for result in verdict.nodes:
         values = {

@@ -216,11 +216,11 @@ def report_command(
     or not valid. With --check, only the targets decide: 1 if one is missed, 3 if one cannot be told.
     """
     require_report("bench report")
-    request = _request(series, samples, epochs, trainings, profile, target_size)
     for option, given in (("--series", series), ("--samples", samples), ("--profile", profile)):
         if given and not proposal:
             raise BenchError(f"{option} requires --proposal", remedy=f"add --proposal, or omit {option}")
-    options: dict[str, Any] = {"baseline": baseline, "proposal": request if proposal else None}
+    asked = (series, samples, epochs, trainings, profile, target_size)
+    options: dict[str, Any] = {"baseline": baseline, "proposal": _request(*asked) if proposal else None}
     options["targets"] = None if targets is None else _read_targets(targets)
     if spread is not None:
         options["spread"] = _log_spread(spread)

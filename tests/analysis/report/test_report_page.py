@@ -60,7 +60,9 @@ def test_the_first_lines_explain_the_words_of_the_answer(whole: Page) -> None:
     answer, terms, table = map(whole.text.index, ("efficiency 0.", "P: the probability that", "Verdict"))
     assert answer < terms < table
     assert "28 of 28 runs count, " in whole.text[:terms]
-    assert re.search(r"baseline 1\.00 [\d.]+ \d+ % [a-z ]+? of its own step, no loss of efficiency", whole.text)
+    assert re.search(
+        r"baseline 1\.00 [\d.]+ \d+ % [a-z ]+? of its own step, no loss of efficiency", whole.text
+    )
 
 
 def test_only_words_that_the_page_uses_are_explained(tmp_path: Path) -> None:
