@@ -288,7 +288,7 @@ def _missing(command: str, output: str) -> SlurmMissingError:
 def _failed(command: str, output: str, *, can_refuse: bool = True) -> SlurmError:
     """Return the error for the output of a command: Slurm is missing, unreachable, or refuses the request."""
     if messages.search(messages.UNCONFIGURED, output):
-        return _missing(command, output)
+        return _missing(command, output.strip().splitlines()[-1])  # the lines before say how it searched
     if can_refuse and not messages.search((*messages.UNREACHABLE, *messages.UNCERTAIN), output):
         return SlurmRefusedError(command, output or "failed without a message")
     remedy = _RETRY_REMEDY if messages.search(messages.TEMPORARY, output) else ""
