@@ -63,7 +63,9 @@ def test_without_slurm_or_a_configuration_a_submission_stops_at_once_with_exit_c
     add_commands(planned, UNCONFIGURED)
     done = bench("submit", *options, cwd=planned)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == f"error: squeue: Could not establish a configuration source; {HINT}"
+    assert (
+        done.stderr.splitlines()[-1] == f"error: squeue: Could not establish a configuration source; {HINT}"
+    )
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Torch's private interfaces: all exist in this release, and the values are empty where one is missing."""
 
 import enum
+import importlib
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -8,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp
 from torch.distributed import HashStore, distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
@@ -113,7 +113,8 @@ def test_without_the_log_of_ddp_a_step_has_no_parts(model, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["_all_gather_comm", "_reduce_scatter_comm"])
 def test_without_the_calls_of_fsdp2_a_step_has_no_parts_and_a_reason(group, monkeypatch, name):
-    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
+    fsdp = importlib.import_module("torch.distributed.fsdp")  # takes seconds
+    fully_shard = getattr(fsdp, "fully_shard", None)
     if fully_shard is None or torch.__version__ < (2, 9):
         pytest.skip("the release has no such calls")
     model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)))

@@ -23,7 +23,6 @@ from ddp_scaling_bench.record import Recorder
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.train import rank as rank_module
 from ddp_scaling_bench.train import training
-from ddp_scaling_bench.train.__main__ import main
 from ddp_scaling_bench.train.data import Feed, open_feed
 from ddp_scaling_bench.train.models.spec import Blocks
 from ddp_scaling_bench.train.session import read_task
@@ -191,6 +190,8 @@ def built_in() -> int:
     step_parts.time, ddp.ddp_times = CLOCK, times_on_the_clock
     rank_module.open_feed, rank_module.build_task = feed_of, task_of
     rank_module.wrap, rank_module.Trainer = wrapped, Trainer
+    from ddp_scaling_bench.train.__main__ import main  # imports torch._dynamo, which takes seconds
+
     return main()
 
 

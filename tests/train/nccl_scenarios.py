@@ -16,10 +16,9 @@ from ddp_scaling_bench.measure.environment import Device
 from ddp_scaling_bench.measure.exchange import Collectives
 from ddp_scaling_bench.measure.torch_internals import Symptom
 from ddp_scaling_bench.measure.transport import request_nccl_log
-from ddp_scaling_bench.train import __main__ as main_module
 from ddp_scaling_bench.train import gpus, nccl_watch
 from ddp_scaling_bench.train import rank as rank_module
-from tests.train.scenarios import before_each_batch, rank_of_env
+from tests.train.scenarios import before_each_batch, main, rank_of_env
 
 WARNING = "n1:7:7 [0] init.cc:904 NCCL WARN Cuda failure 2 'out of memory'"
 ERROR = (
@@ -40,7 +39,7 @@ def one_gpu_with_nccl() -> int:
     """Two ranks would share a GPU; the start of NCCL would be printed."""
     pretend_one_gpu()
     rank_module._start_process_group = lambda session: print("NCCL starts", flush=True)
-    return main_module.main()
+    return main()
 
 
 def one_gpu_with_gloo() -> int:
@@ -52,7 +51,7 @@ def one_gpu_with_gloo() -> int:
         return torch.device("cpu"), plain("cuda", *args, **options)[1]
 
     rank_module.choose_device = choose
-    return main_module.main()
+    return main()
 
 
 def nccl_fails_at_its_start() -> int:
@@ -70,10 +69,12 @@ def nccl_fails_at_its_start() -> int:
 
     pretend_nccl()
     rank_module._start_process_group = start
-    return main_module.main()
+    return main()
 
 
 def pretend_nccl() -> None:
+    from ddp_scaling_bench.train import __main__ as main_module
+
     request_nccl_log(os.environ)
     plain = main_module.run
     main_module.run = lambda folder, cell, options: plain(folder, replace(cell, backend="nccl"), options)
@@ -101,7 +102,7 @@ def rank_1_is_lost(error: Symptom, end: int) -> int:
     rank_module._start_process_group = start
     nccl_watch.POLL_S, peers.REPORTS_TIMEOUT_S = 0.02, 0.2
     nccl_watch.group_error = lambda: error if waits.is_set() else Symptom.NONE
-    return main_module.main()
+    return main()
 
 
 def rank_1_is_killed() -> int:

@@ -18,13 +18,19 @@ from ddp_scaling_bench.measure.launch import launch_from
 from ddp_scaling_bench.measure.step_parts import StepTimer
 from ddp_scaling_bench.train import mfu
 from ddp_scaling_bench.train import rank as rank_module
-from ddp_scaling_bench.train.__main__ import main
 from ddp_scaling_bench.train.data import Feed
 from ddp_scaling_bench.train.models import DataShape
 from ddp_scaling_bench.train.options import TrainOptions
 from ddp_scaling_bench.train.strategies import fsdp
 from ddp_scaling_bench.train.training import Task, Trainer, build_task, wrap
 from tests.train.ranks import folder_of_test
+
+
+def main() -> int:
+    """Run the built-in training, whose import takes seconds."""
+    from ddp_scaling_bench.train import __main__ as program
+
+    return program.main()
 
 
 def rank_of_env() -> int:
