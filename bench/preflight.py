@@ -99,7 +99,9 @@ def read_measurements(path: Path) -> list[Measurement]:
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["reason"] is not None]  # cut at a kill
+            every = csv.DictReader(file)
+            rows = [{name: row[name] for name in every.fieldnames or ()} for row in every]
+            rows = [row for row in rows if row["reason"] is not None]  # cut at a kill
         return _MEASUREMENTS.validate_python(rows)
     except (OSError, ValueError, KeyError, csv.Error) as error:
         raise UndecidedError(f"{path}: no measurements can be read: {error}") from None

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from analysis.history.points import Entry
+from analysis.processes import in_background
 from bench.study.layout import StudyFolder
 from ddp_scaling_bench.errors import BenchError, UnwritableError
 from ddp_scaling_bench.files import read_bytes, write_atomically
@@ -110,24 +108,9 @@ def _evaluated(sources: Mapping[str, Source], stamps: Mapping[str, list[int]]) -
 
     folders = [name for name, source in sources.items() if not source.open]
     shared = {name: sources[name] for name in folders[1::2]} if len(folders) >= _MANY else {}
-    reader, writer = get_context("fork").Pipe(duplex=False)
-    if shared:
-        with suppress(OSError):
-            get_context("fork").Process(
-                target=_send, args=(reader, writer, shared, stamps), daemon=True
-            ).start()
-    writer.close()
-    entries = _entries({name: source for name, source in sources.items() if name not in shared}, stamps)
-    with reader, suppress(EOFError):
-        entries |= reader.recv() if shared else {}
-    return entries | _entries({name: own for name, own in shared.items() if name not in entries}, stamps)
-
-
-def _send(
-    reader: Connection, writer: Connection, sources: Mapping[str, Source], stamps: Mapping[str, list[int]]
-) -> None:
-    reader.close()  # if the other process is killed, this one ends, too
-    writer.send(_entries(sources, stamps))
+    others = in_background(lambda: _entries(shared, stamps)) if shared else dict
+    own = {name: source for name, source in sources.items() if name not in shared}
+    return _entries(own, stamps) | others()
 
 
 def _entries(sources: Mapping[str, Source], stamps: Mapping[str, list[int]]) -> dict[str, Entry]:

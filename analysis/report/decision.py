@@ -358,7 +358,16 @@ def _others(rows: Sequence[ScalingRow], results: Results, recommended: int) -> s
         (row for row in about if results.verdicts[row.place].kind not in told),
         lambda row: _short_verdict(results.verdicts[row.place], row),
     )
-    return "; ".join(f"{_named(own)}: {text}{_detail(own, results)}" for text, own in groups.items())
+    return "; ".join(
+        f"{_named(own)}: {_point(own, results)}{text}{_detail(own, results)}" for text, own in groups.items()
+    )
+
+
+def _point(rows: Sequence[ScalingRow], results: Results) -> str:
+    """Return the efficiency of the only one of these sizes if it has few runs, of which nothing is stated."""
+    verdict = results.verdicts[rows[0].place]
+    is_alone = len(rows) == 1 and verdict.kind is VerdictKind.FEW_RUNS and verdict.judged
+    return f"{_judged(verdict, rows[0])}, " if is_alone and not known(results.spread) else ""
 
 
 def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
@@ -373,10 +382,8 @@ def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
 
 def _short_verdict(verdict: Verdict, row: ScalingRow) -> str:
     """Return a verdict without P."""
-    if verdict.kind is VerdictKind.FEW_RUNS:
-        is_stated = verdict.judged and known(verdict.judged.spread)
-        return f"{'' if is_stated else f'{efficiency_text(row)}, '}{_few_runs(verdict, row)}"
-    return str(WORDS["verdicts"][verdict.kind])
+    is_few = verdict.kind is VerdictKind.FEW_RUNS
+    return _few_runs(verdict, row) if is_few else str(WORDS["verdicts"][verdict.kind])
 
 
 def _loss(row: ScalingRow, results: Results) -> str:
@@ -441,4 +448,4 @@ def main_loss(division: CellDivision) -> tuple[str, float]:
     if not rest.share_low <= 0:
         shares += [(part_title(part.part), part.share) for part in rest_parts(division)]
     title, share = max(shares, key=lambda one: one[1] if known(one[1]) else 0.0, default=("", math.nan))
-    return (title, share) if share >= LEAST_LOSS else ("cannot tell", math.nan)
+    return (title, share) if share >= LEAST_LOSS else ("no clear cause", math.nan)

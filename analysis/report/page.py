@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from analysis.checks.assessment import Check
@@ -19,6 +18,7 @@ from analysis.data.columns import grouped
 from analysis.data.environment import fact_title
 from analysis.data.load import Study
 from analysis.data.names import ranks, short_labels
+from analysis.decide import VerdictKind
 from analysis.report.decision import Decision, decisions, went_wrong
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
@@ -45,6 +45,11 @@ from ddp_scaling_bench.variables import shown_settings
 MAX_MATRIX_CHARACTERS = 100_000
 #: Maximum number of sentences about settings on the first screen.
 _MOST_SETTINGS = 4
+#: Verdicts with a probability, and with a loss.
+_WITH_P = {
+    *(VerdictKind.EFFICIENT, VerdictKind.AT_THE_GUIDE, VerdictKind.PROBABLE, VerdictKind.INEFFICIENT),
+    VerdictKind.CANNOT_TELL,
+}
 #: The topics of the figures that have a place; the others are in a section of their own.
 _PLACES = ("scaling", "why", "settings", "")
 #: The versions in the first sentence.
@@ -132,12 +137,12 @@ def _lead(results: Results) -> tuple[list[tuple[str, str]], bool]:
 
 
 def _terms(every: Sequence[Decision]) -> str:
-    """Return the explanations of the words that the answers and verdicts contain."""
-    answers = [astuple(answer) for one in every for answer in one.answers]
-    rows = [row for one in every for _, own in one.groups for row in own if row.efficiency != MISSING]
-    texts = [text for own in answers for text in own] + [f"efficiency {row.verdict}" for row in rows]
-    whole = " ".join(texts) + " lost" * any(answer[3] for answer in answers)
-    return " ".join(text for word, text in WORDS["decision"]["terms"].items() if re.search(word, whole))
+    """Return the explanations of the words in the answers and verdicts."""
+    rows = [row for one in every for _, own in one.groups for row in own]
+    kinds = {row.kind for row in rows}
+    words = ["efficiency"] * any(row.efficiency != MISSING for row in rows)
+    words += ["p", "lost"] * bool(kinds & _WITH_P) + ["cannot-tell"] * (VerdictKind.CANNOT_TELL in kinds)
+    return " ".join(WORDS["terms_of_answers"][word] for word in words)
 
 
 def _checks(checks: Sequence[Check]) -> str:

@@ -170,6 +170,14 @@ class Results:
         """The divisions of the losses, by the place of the row."""
         return divide_study(self.rows, self.evidence)
 
+    def read_facts(self) -> None:
+        """Read the files of the runs from which losses are divided, unless this was done before."""
+        _ = self.run_facts, self.fabric
+
+    def know_divisions(self, divisions: dict[int, CellDivision]) -> None:
+        """Keep the divisions that another process has computed."""
+        vars(self)["divisions"] = divisions
+
     @cached_property
     def settings(self) -> list[SettingRow]:
         """The verdicts on the swept settings."""

@@ -18,21 +18,20 @@ WORDS: dict[str, dict[str, Any]] = tomllib.loads(
     (Path(__file__).resolve().parent / "template" / "words.toml").read_text(encoding="utf-8")
 )
 WORDS["decision"] |= {
-    # By a regular expression for what an answer or a table of sizes may contain: the explanation.
-    "terms": {
-        r"efficien": (
-            f"Efficiency: rate per rank relative to the baseline, with its 95 % interval; {GUIDE} or more is "
-            "efficient."
-        ),
-        r"\bP [<=>]": f"P: the probability that the efficiency is {GUIDE} or more.",
-        "cannot tell": "Cannot tell: P is between 0.025 and 0.8, or too few runs are undisturbed.",
-        "lost": "Lost: what part of each step costs efficiency.",
-    },
     "rule": (
         f"Efficient: P is at least 0.975; probably efficient: at least 0.8; below {GUIDE}: at most 0.025. "
         f"At {GUIDE}: the whole interval is within 5 % of it. Use it: the largest efficient size that is "
         "faster than each smaller one."
     ),
+}
+WORDS["terms_of_answers"] = {
+    "efficiency": (
+        f"Efficiency: rate per rank relative to the baseline, with its 95 % interval; {GUIDE} or more is "
+        "efficient."
+    ),
+    "p": f"P: the probability that the efficiency is {GUIDE} or more; of a setting: that it is faster.",
+    "lost": "Lost: what part of each step costs efficiency.",
+    "cannot-tell": "Cannot tell: P is between 0.025 and 0.8, or too few runs are undisturbed.",
 }
 WORDS["verdicts"] |= {"at-the-guide": f"at {GUIDE}", "inefficient": f"below {GUIDE}"}
 WORDS["notes"]["cells"] = f"{MISSING}: not measured."

@@ -490,14 +490,21 @@ def _unused_targets(matrix: Matrix, document: Document, cells: Sequence[Cell]) -
 
 
 def _has(cell: Cell, name: str, values: Sequence[Any]) -> bool:
-    """Return whether a cell has one of some values of a setting, which are compared as texts."""
+    """Return whether a cell has one of some values of a setting: equal numbers or equal texts."""
     if name == "mode":
         return any(member.mode in values for member in cell.series)
     others = {"gpus": "world_size", "gpus_per_node": "tasks_per_node", "per_replica_batch": "per_gpu_batch"}
     variables = {f"env.{key}": own for key, own in cell.env.items()}
-    found = {**cell.workload, **variables, **cell.swept}
+    found = {"command": cell.name or shown_command(cell.argv), **cell.workload, **variables, **cell.swept}
     value = found.get(name, getattr(cell, others.get(name, name), None))
-    return value_text(value) in map(value_text, values)
+    return _comparable(value) in map(_comparable, values)
+
+
+def _comparable(value: Any) -> str:
+    """Return a value as text: 25.0 equals 25, and [4, 4], four ranks on each of two nodes, equals 4."""
+    if isinstance(value, list) and len({*map(str, value)}) == 1:
+        value = value[0]
+    return f"{value:g}" if isinstance(value, float) else value_text(value)
 
 
 def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:

@@ -122,6 +122,7 @@ def read(path: Path) -> tuple[dict[str, str], bytes]:
 
 
 def test_the_first_cause_and_its_evidence_are_found() -> None:
+    assert FIXTURES
     for path in FIXTURES:
         header, log = read(path)
         found = diagnose({path.name: log})

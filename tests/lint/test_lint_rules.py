@@ -47,6 +47,7 @@ def expected_in(text: str) -> Counter[tuple[str, int]]:
 
 
 def test_exactly_the_expected_mistakes_are_found_at_their_lines() -> None:
+    assert BAD
     for path in BAD:
         expected = expected_in(read(path))
         assert path.stem.partition("--")[0] in {rule for rule, _ in expected}, path.stem
@@ -55,6 +56,7 @@ def test_exactly_the_expected_mistakes_are_found_at_their_lines() -> None:
 
 
 def test_a_near_miss_gets_no_finding_of_its_rule_and_no_error() -> None:
+    assert NEAR
     for path in NEAR:
         rule = path.stem.partition("--")[0]
         findings = lint_script(read(path), path=path.name)

@@ -132,6 +132,7 @@ def read(path, folder):
 
 def test_each_plan_has_exactly_its_warnings(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.matrix.load.usable_cores", lambda: 4)
+    assert WARNINGS
     for path in WARNINGS:
         matrix, expected = read(path, tmp_path / path.stem)
         monkeypatch.chdir(matrix.parent)
@@ -144,6 +145,7 @@ def test_each_plan_has_exactly_its_warnings(tmp_path, monkeypatch):
 
 
 def test_each_mistake_gets_its_message(tmp_path):
+    assert MISTAKES
     for path in MISTAKES:
         matrix, expected = read(path, tmp_path / path.stem)
         assert expected, path.stem

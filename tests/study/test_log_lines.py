@@ -43,6 +43,7 @@ def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
 
 
 def test_lines_count_and_their_numbers_are_read(tmp_path):
+    assert LOGS
     for path in LOGS:
         metrics, expected, log = parts_of(path)
         found = read(tmp_path, log, **metrics)

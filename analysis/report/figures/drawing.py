@@ -79,9 +79,11 @@ MAX_SERIES, MAX_SIZES, MAX_BARS = 6, 24, 18
 #: Draws the figures of a kind; their names begin with one of the names of the kind.
 Draw = Callable[[Results], Iterator["Drawing"]]
 _KINDS: list[tuple[Sequence[str], Draw]] = []
+#: Kinds that do not show losses: they are drawn while a second process divides these.
+_WITHOUT_LOSSES: set[Draw] = set()
 
 
-def figure(*names: str) -> Callable[[Draw], Draw]:
+def figure(*names: str, shows_losses: bool = True) -> Callable[[Draw], Draw]:
     """Register a function that draws the figures ``NAME`` or ``NAME-...`` with the names of its kind.
 
     The page shows a figure by its topic: ``scaling`` beside the sizes, ``why`` and ``settings`` in these
@@ -90,6 +92,8 @@ def figure(*names: str) -> Callable[[Draw], Draw]:
 
     def register(draw: Draw) -> Draw:
         _KINDS.append((names, draw))
+        if not shows_losses:
+            _WITHOUT_LOSSES.add(draw)
         return draw
 
     return register
@@ -109,13 +113,14 @@ def start_drawing(results: Results) -> Callable[[], list[Drawing]]:
     A second process divides the losses and draws the figures that show them, which takes about as long.
     """
     draws = [draw for _, draw in _kinds()]
-    own = [draw for draw in draws if draw.__module__.endswith(".scaling")]
-    rest = [draw for draw in draws if draw not in own]
+    rest = [draw for draw in draws if draw not in _WITHOUT_LOSSES]
+    results.read_facts()  # both processes need them
     others = in_background(lambda: ([[*draw(results)] for draw in rest], results.divisions))
 
     def finish() -> list[Drawing]:
-        drawn = {draw: [*draw(results)] for draw in own}
-        figures, vars(results)["divisions"] = others()
+        drawn = {draw: [*draw(results)] for draw in draws if draw in _WITHOUT_LOSSES}
+        figures, divisions = others()
+        results.know_divisions(divisions)
         drawn |= zip(rest, figures, strict=True)
         return [one for draw in draws for one in drawn[draw]]
 

@@ -246,7 +246,7 @@ def test_fewer_than_3_runs_recommend_nothing_and_have_shares_without_intervals(t
 def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
     rows = [CauseRow("outside-timers", 0.01, 0.0, 0.02), CauseRow("not-explained", 0.2, -0.1, 0.5)]
     division = CellDivision(rows, {"transfer": 0.2})
-    assert main_loss(division)[0] == "cannot tell"
+    assert main_loss(division)[0] == "no clear cause"
     assert share_text(rows[1]) == "20 % [-10 %, 50 %; share not certain]"
     assert share_text(CauseRow("not-explained", 0.85, -2.82, 1.0)) == "85 % [share not certain]"
     assert [share_text(CauseRow("computation", timed=timed)) for timed in (True, False)] == [
