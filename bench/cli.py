@@ -50,25 +50,27 @@ _UsageError: Any = typer.BadParameter.__base__
 
 
 @contextmanager
-def _printable_usage_errors() -> Iterator[None]:
-    """Remove control characters from messages about options and arguments, which repeat the arguments."""
+def _one_line_usage_errors() -> Iterator[None]:
+    """Print an error about options and arguments as one line, without control characters; exit with 2."""
     try:
         yield
     except _UsageError as error:
-        error.message = printable(error.message)
-        raise
+        command = error.ctx.command_path if error.ctx else "bench"
+        text = " ".join(printable(error.format_message()).rstrip(".").split())
+        say(f"error: {command}: {text[:1].lower()}{text[1:]}; see {command} --help")
+        raise typer.Exit(2) from None
 
 
 class _Group(typer.core.TyperGroup):
     """A command group that turns return values into exit codes and user errors into messages."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        with _printable_usage_errors():
+        with _one_line_usage_errors():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            with _printable_usage_errors():
+            with _one_line_usage_errors():
                 code = super().invoke(ctx)
         except OutputError:
             raise
@@ -153,7 +155,7 @@ def main() -> None:
     try:
         open_streams()
         try:
-            app()
+            app(prog_name="bench")
         finally:
             sys.stdout.flush()
     except OutputError as error:

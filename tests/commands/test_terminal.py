@@ -115,3 +115,22 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     finished(study.parent / "training", strong(sizes=(1,)))
     wrong = "no study 'trainin' is planned below results (planned: s, training); did you mean training?"
     assert refusal("status", "trainin", cwd=where) == wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["list", "demo"], "bench list: got unexpected extra argument(s) (demo); see bench list --help"),
+        (["plan", "m.yaml", "--repeats", "3"], "bench plan: no such option: --repeats"),
+        (["report", "--epochs", "x"], "bench report: invalid value for '--epochs'"),
+        (["frobnicate"], "bench: no such command 'frobnicate'; see bench --help"),
+        (["status", "--json=3\x1b[31m"], "bench: option '--json' does not take a value; see bench --help"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_mistyped_command_gives_one_line_with_place_reason_and_remedy(words, error, tmp_path):
+    done = bench(*words, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {error}")
+    assert line.endswith("--help")
+    assert (done.returncode, "\x1b" in line) == (2, False)
