@@ -25,9 +25,9 @@ help:
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# Three tests at a time, because tests on the cluster often wait; each further process imports torch.
+# Four tests at a time, because tests on the cluster often wait.
 test: setup-tests
-	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder $(TESTS)
 
 check: setup-tests
 	$(BIN)/ruff check .
@@ -83,7 +83,7 @@ cluster-down:
 # lines are the table in docs/clusters.md. For a part: make releases SLURM=trixie TESTS=tests/jobs/slurm
 releases: setup-tests
 	failed=0; for suite in $(or $(SLURM),bullseye bookworm trixie sid); do echo "== $$suite"; \
-	  $(BIN)/python -m pytest -q -m cluster --slurm=$$suite -n 3 --dist=loadscope $(or $(TESTS),tests) || failed=1; \
+	  $(BIN)/python -m pytest -q -m cluster --slurm=$$suite -n 4 --dist=loadscope $(or $(TESTS),tests) || failed=1; \
 	  $(BIN)/python benchmarks/campaign_faults.py --slurm=$$suite || failed=1; done; exit $$failed
 
 clean:

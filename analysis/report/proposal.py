@@ -64,6 +64,10 @@ _POP = (
     "and Productivity, co-design.pop-coe.eu/metrics) regards as acceptable for its own efficiency metrics."
 )
 _OF_CENTRE = "The guide for the efficiency is {guide}, the least that {title} asks for (rules of {date})."
+_OF_WALL_TIME = (
+    "The rules mean the efficiency of the wall time, which the table of the runs has; the sizes are chosen by "
+    "that of the time per step."
+)
 _NOT_COMPARED = "No two sizes can be compared with each other, so there is no speedup and no efficiency."
 _REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
 #: Cells in the text of a finding that are not in the tables.
@@ -118,11 +122,13 @@ class Request:
         return (self.samples or _EXAMPLE) * self.epochs
 
 
-def choose_series(results: Results, choices: Mapping[str, Choice], wanted: str = "") -> tuple[str, str]:
+def choose_series(
+    results: Results, choices: Mapping[str, Choice], wanted: str = "", *, same_input: bool = False
+) -> tuple[str, str]:
     """Return the series that a proposal is based on, and why; empty if no series has several sizes.
 
     ``choices`` are the verdicts on all series. ``wanted`` is the name of a series, or parts of it that no
-    other series has (``weak, precision bf16``).
+    other series has (``weak, precision bf16``). With ``same_input``, series of strong scaling come first.
 
     Raises:
         BenchError: there is no such series.
@@ -137,6 +143,8 @@ def choose_series(results: Results, choices: Mapping[str, Choice], wanted: str =
         raise BenchError(
             f"--series {wanted!r} {what}", remedy=f"give one of {names(alike or scaled, limit=3)}"
         )
+    if same_input:
+        scaled = {name: rows for name, rows in scaled.items() if rows[0].mode == "strong"} or scaled
     best = {name: row for name in scaled if (row := choices[name].best)}
     if best:
         alone = "it is the only one with a recommended size"
@@ -201,7 +209,8 @@ class Proposal:
         rows, guide = by_series(results.rows), request.guide
         options: dict[str, Any] = {"invalid": results.invalid, "guide": guide, "spread": results.spread}
         choices = {one: decide(own, **options) for one, own in rows.items()}
-        name, reason = choose_series(results, choices, request.series)
+        same_input = bool(request.profile and "same_input" in request.profile.contents)
+        name, reason = choose_series(results, choices, request.series, same_input=same_input)
         scaled = _scaled(results, choices)
         chosen = [scaled[name]] if name else []
         settings = {one: {**results.parts.get(one, {}), "mode": "", "batch": ""} for one in scaled}
@@ -249,7 +258,8 @@ class Proposal:
         profile, guide = self.asked.profile, self.asked.guide
         if profile is None or guide == GUIDE:
             return _POP.format(guide=guide)
-        return _OF_CENTRE.format(guide=guide, title=profile.title, date=profile.date)
+        wall = f" {_OF_WALL_TIME}" if "wall_efficiency" in profile.contents else ""
+        return _OF_CENTRE.format(guide=guide, title=profile.title, date=profile.date) + wall
 
     @cached_property
     def shown(self) -> list[ScalingRow]:

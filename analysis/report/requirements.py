@@ -22,7 +22,7 @@ from analysis.report.tables import TextTable
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import log_moments, mean_interval, ratio_interval
 from analysis.stats.scaling import with_baseline
-from analysis.text import clean, one_line
+from analysis.text import clean, heading, one_line
 from bench.matrix.schedulers import SCHEDULERS
 from ddp_scaling_bench.units import count, fraction, human_bytes, human_duration, known, listed, percent
 from ddp_scaling_bench.variables import shown_variables
@@ -122,6 +122,10 @@ class Requirements:
         if sizes < least:
             more = count(least - sizes, f"more {'node' if of == 'nodes' else 'GPU'} count")
             yield Missing(f"{more}: {sizes} of {least} are valid", f"add sizes up to the target to axes.{of}")
+        for row in self.proposal.series[0] if self.proposal.series else ():
+            if row.n and (error := self.proposal.results.error_of(row)):
+                what = f"a valid result at {self.proposal.size(row)}: {heading(error)}"
+                yield Missing(what, "remove the error, and measure again")
         choice = self.proposal.choices.get(self.proposal.name)
         if goal and goal.is_base and is_target:
             yield Missing(
@@ -146,6 +150,8 @@ class Requirements:
         if self.rows and self.rows[0].mode != "strong":
             what = "the same input at all sizes: this series is not strong scaling"
             yield Missing(what, "measure scaling: {mode: strong}, or choose another --series")
+        elif not self._is_built_in:
+            yield Missing("whether the program reads the same input at all sizes", _BY_HAND)
 
     def target_size(self) -> Found:
         """State the largest job in production."""
@@ -230,6 +236,11 @@ class Requirements:
         shares = [mean(1 - run.window_s / run.wall_s for run in own if run.wall_s > 0) for own in self.runs]
         if not shares or not all(map(known, shares)):
             yield Missing("the share of the start-up: the times of steps or runs are not known", _RECORDER)
+            return
+        if min(shares) < -_SAME_WORK:
+            size = self.proposal.size(self.rows[shares.index(min(shares))])
+            what = f"the share of the start-up: at {size}, the timed steps are longer than the wall time"
+            yield Missing(what, "check the clocks of the nodes and of Slurm")
             return
         note = "Outside steps: share of the wall time outside the timed steps (start-up, warm-up, end)."
         yield Column("Outside steps", [percent(share) for share in shares], note)

@@ -163,11 +163,15 @@ def folder_of_test() -> Path:
 
 
 def free_port() -> int:
-    """Return a free port below those that the kernel gives to connections, and below those of the jobs."""
+    """Return a free port below those that the kernel gives to connections, and below those of the jobs.
+
+    Each worker of the tests has its own ports, because others could take one before the training listens.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
     while True:
-        port = random.SystemRandom().randrange(10_000, 20_000)  # a seed would give all workers the same ports
+        port = 10_000 + 1_250 * worker + random.SystemRandom().randrange(1_250)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            probe.bind(("", port))
             return port
 
 

@@ -20,7 +20,7 @@ from analysis.report.write import write_report
 from ddp_scaling_bench.errors import BenchError, InputError
 from tests.analysis.figures import no_figure
 from tests.analysis.report.test_proposal import LATEX, compiled
-from tests.analysis.studies import Timing, change_run, environment, finished, strong, weak
+from tests.analysis.studies import Timing, change_run, environment, finished, merged, strong, weak
 from tests.common import change_json, edited_csv, raised
 
 FAST = Timing(comm_s=1e-4, fixed_s=0.0)
@@ -79,6 +79,7 @@ BY_HAND = [
 ]
 OWN_PROGRAM = [
     "missing: what the program, its test case and its parallelisation are; add it by hand",
+    "missing: whether the program reads the same input at all sizes; add it by hand",
     "missing: how the program reads and writes, and how much; add it by hand",
 ]
 
@@ -221,3 +222,21 @@ def test_a_proposal_by_a_profile_compiles(complete, tmp_path):
         text = re.sub(r"\\begin\{figure\}.*?\\end\{figure\}", "", text, flags=re.DOTALL)
         (copy / "report/proposal.tex").write_text(text)
         assert "Output written" in compiled(copy / "report", "proposal")
+
+
+def test_strong_scaling_comes_first_where_the_rules_ask_for_the_same_input(tmp_path):
+    both = merged([*weak(64, (1, 2, 4)), *strong(64, (1, 2, 4))])
+    path = finished(tmp_path / "both", both, timing=Timing(comm_s=1e-3))
+    found = Results.of(load_study(path))
+    profiles = (None, read_profile("csc"))
+    chosen = [Proposal.of(found, Request(profile=profile)).series[0][0].mode for profile in profiles]
+    assert chosen == ["weak", "strong"]
+
+
+def test_impossible_times_are_missing_and_no_share(complete, tmp_path):
+    path = shutil.copytree(complete, tmp_path / "s")
+    for run in json.loads((path / "plan.json").read_text())["runs"]:
+        change_run(path, run["run_id"], ended_at="2026-01-02T03:00:01.000Z")
+    parts, missing = checked(path)
+    assert "Outside steps" not in parts["Runs"].table.headings
+    assert any("the timed steps are longer than the wall time" in one for one in missing)
