@@ -65,8 +65,8 @@ _POP = (
 )
 _OF_CENTRE = "The guide for the efficiency is {guide}, the least that {title} asks for (rules of {date})."
 _OF_WALL_TIME = (
-    "The rules mean the efficiency of the wall time, which the table of the runs has; the sizes are chosen by "
-    "that of the time per step."
+    "The rules mean the efficiency of the wall time, which the table of runs has; sizes are chosen by that "
+    "of the time per step."
 )
 _NOT_COMPARED = "No two sizes can be compared with each other, so there is no speedup and no efficiency."
 _REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
