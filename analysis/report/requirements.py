@@ -305,6 +305,9 @@ class Requirements:
             elif not path.is_file():
                 yield Missing(f"the job script: scripts/{path.name} is not there", "plan the study again")
             else:
+                executor = str(study.plan["executor"])
+                if self.profile.executor not in ("", executor):
+                    yield Missing(f"a batch script: this one is for executor {executor}", _BY_HAND)
                 text = path.read_text(encoding="utf-8", errors="replace")
                 if len(text) > _MAX_SCRIPT:
                     yield Missing(f"the end of the long job script scripts/{path.name}", "attach the file")

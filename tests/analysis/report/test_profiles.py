@@ -240,3 +240,13 @@ def test_impossible_times_are_missing_and_no_share(complete, tmp_path):
     parts, missing = checked(path)
     assert "Outside steps" not in parts["Runs"].table.headings
     assert any("the timed steps are longer than the wall time" in one for one in missing)
+
+
+def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
+    path = Path(shutil.copytree(complete, tmp_path / "s"))
+    change_json(path / "plan.json", executor="local")
+    for script in (path / "scripts").iterdir():
+        script.rename(script.with_suffix(".sh"))
+    parts, missing = checked(path)
+    assert "Job script" in parts
+    assert "missing: a batch script: this one is for executor local; add it by hand" in missing
