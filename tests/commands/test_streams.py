@@ -115,7 +115,7 @@ def test_a_broken_stream_ends_cleanly(study: Path, shell: str, code: int, printe
 
 
 def test_the_traceback_of_an_unexpected_exception_has_no_control_characters(monkeypatch, capfd):
-    def broken() -> None:
+    def broken(**_: object) -> None:
         raise RuntimeError(HOSTILE)
 
     monkeypatch.setattr("bench.cli.open_streams", lambda: None)
