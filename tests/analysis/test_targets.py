@@ -37,13 +37,6 @@ LIMITS = {
 }
 
 
-#: The columns of scaling.csv with a value and its interval; test_scaling_table.py computes them a second time.
-COLUMNS = {
-    "efficiency": ("efficiency", "efficiency_low", "efficiency_high"),
-    "throughput": ("throughput_samples_per_sec", "throughput_low", "throughput_high"),
-}
-
-
 def targets(text: str, folder: Path) -> list:
     path = folder / "targets.yaml"
     path.write_text(text)
@@ -71,24 +64,47 @@ def moments(rates: list[float]) -> tuple[float, float]:
     return math.fsum(logs) / len(logs), statistics.variance(logs) / len(logs)
 
 
-def expected(name: str, row: dict[str, str], used: list[float], bad: set[str]) -> tuple[float, float] | None:
-    """Return the interval of a value, from the published tables; None if it cannot be judged."""
+def expected(
+    name: str, row: dict[str, str], base: dict[str, str] | None, rates: dict, used: dict, bad: set[str]
+) -> tuple[float, float] | None:
+    """Return the interval of a value, from the published tables and scipy; None if it cannot be judged."""
+    own, size = rates[row["cell_id"]], int(row["gpus"])
     if row["cell_id"] in bad or (name == "efficiency" and row["verdict"] == "not-valid"):
         return None
     if name == "memory_gib":
-        return (max(used) / 2**30,) * 2 if len(used) >= 3 else None
-    column = "efficiency" if name == "efficiency" else "throughput"
-    value, *ends = (row[one] for one in COLUMNS[column])
-    if not all((value, *ends)) or (name == "step_time_sec" and not row["step_time_sec"]):
+        memory = used[row["cell_id"]]
+        return (max(memory) / 2**30,) * 2 if len(memory) >= 3 else None
+    if len(own) < 3:
         return None
-    low, *_, high = sorted(map(float, (value, *ends)))
+    mean, error2 = moments(own)
+    point = 1 / (math.fsum(1 / rate for rate in own) / len(own))
+    low, high = t_interval(mean, math.sqrt(error2), len(own) - 1)
+    low, high = min(low, point), max(high, point)
     if name == "throughput_per_gpu":
-        return low / int(row["gpus"]), high / int(row["gpus"])
+        return low / size, high / size
     batch = float(row["global_batch"] or "nan")
-    return (batch / high, batch / low) if name == "step_time_sec" else (low, high)
+    if name == "step_time_sec":
+        return (batch / high, batch / low) if row["step_time_sec"] else None
+    if base is None or len(rates[base["cell_id"]]) < 3 or not row["efficiency"]:
+        return None
+    other, other2 = moments(rates[base["cell_id"]])
+    freedom = (error2 + other2) ** 2 / (
+        error2**2 / (len(own) - 1) + other2**2 / (len(rates[base["cell_id"]]) - 1) or 1
+    )
+    ends = t_interval(mean - other, math.sqrt(error2 + other2), freedom)
+    scale = int(base["gpus"]) / size if row["mode"] == "strong" else float(base["global_batch"]) / batch
+    value = float(row["efficiency"])
+    low, high = min(scale * ends[0], value), max(scale * ends[1], value)
+    assert (low, high) == pytest.approx((float(row["efficiency_low"]), float(row["efficiency_high"])))
+    return low, high
 
 
-@pytest.mark.parametrize("study", [name for name in STUDIES if name != "large"])
+def is_base(row: dict[str, str]) -> bool:
+    """Return whether a row is the baseline of its series: E = 1 has no interval."""
+    return row["efficiency"] == "1" and not row["efficiency_low"]
+
+
+@pytest.mark.parametrize("study", STUDIES)
 def test_the_verdicts_on_a_frozen_study_are_those_of_a_second_implementation(study, tmp_path):
     unpack(study, tmp_path)
     text = "\n".join(f"- {name}: {limit}" for name, limits in LIMITS.items() for limit in limits)
@@ -98,9 +114,11 @@ def test_the_verdicts_on_a_frozen_study_are_those_of_a_second_implementation(stu
         results = Results(found.study, found.shown, found.scale(), wanted)
     else:
         results = Results.of(load_study(tmp_path / study), targets=wanted)
-    used = defaultdict(list)
+    rates, used = defaultdict(list), defaultdict(list)
     for run in rows(runs_csv(results.attempts)):
         if run["latest"] == "True" and run["state"] == "completed" and "left out" not in run["reason"]:
+            if run["throughput_samples_per_sec"]:
+                rates[run["cell_id"]].append(float(run["throughput_samples_per_sec"]))
             attempt = tmp_path / study / f"runs/{run['run_id']}/attempt-{run['attempt'] or 0}"
             if (attempt / "metrics.csv").exists() and run["throughput_samples_per_sec"]:
                 memory = [one["peak_mem_bytes"] for one in rows((attempt / "metrics.csv").read_text())]
@@ -119,7 +137,10 @@ def test_the_verdicts_on_a_frozen_study_are_those_of_a_second_implementation(stu
             if judgement.target.startswith(word)
         )
         row = scaling[judgement.series, judgement.cell_id]
-        ends = expected(name, row, used[judgement.cell_id], bad)
+        base = next(
+            (one for one in scaling.values() if is_base(one) and one["series"] == row["series"]), None
+        )
+        ends = expected(name, row, base, rates, used, bad)
         at_least = name in ("efficiency", "throughput_per_gpu")
         verdict = "cannot tell"
         if ends:
@@ -218,7 +239,7 @@ def test_changed_targets_are_no_new_plan(tmp_path):
     assert folder.plan_json.stat().st_mtime_ns != 10**18
 
 
-def test_the_exit_code_of_check_is_that_of_the_targets(tmp_path, nothing_drawn):
+def test_the_exit_code_of_check_is_that_of_the_targets(tmp_path):
     path = finished(tmp_path / "s", strong(sizes=(1, 2)))
     assert "--check: there are no targets" in refusal("report", "./s", "--check", cwd=tmp_path)
     change_json(path / "plan.json", targets=[{"step_time_sec": 99}], matrix_file="../s.yaml")
