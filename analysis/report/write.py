@@ -300,7 +300,7 @@ def _report(
     files["index.html"] = render_page(page_context(results, drawings))
     missing: Sequence[Missing] = ()
     if proposal:
-        texts, figures, missing = _write_proposal(proposal, folder, say)
+        texts, figures, missing = _proposal_files(proposal, folder, say)
         files |= texts
         drawings += figures
     page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
@@ -316,7 +316,7 @@ def _proposal(results: Results, request: Request) -> Proposal:
     return Proposal.of(results, request)
 
 
-def _write_proposal(
+def _proposal_files(
     proposal: Proposal, folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, str], list[Drawing], Sequence[Missing]]:
     """Return the files of a proposal, its figures, and what its profile asks for and it lacks."""

@@ -504,7 +504,7 @@ def _comparable(value: Any) -> str:
     """Return a value as text: 25.0 equals 25, and [4, 4], four ranks on each of two nodes, equals 4."""
     if isinstance(value, list) and len({*map(str, value)}) == 1:
         value = value[0]
-    return f"{value:g}" if isinstance(value, float) else value_text(value)
+    return value_text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
