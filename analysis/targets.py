@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from analysis.checks.assessment import assess
 from analysis.checks.scaling_table import Invalid, error_of
-from analysis.compare.matching import ALIASES, match_studies
+from analysis.compare.matching import match_studies
 from analysis.data.columns import ScalingRow, grouped
-from analysis.data.differences import settings_of, spelled
+from analysis.data.differences import spelled
 from analysis.data.load import Study, load_study
 from analysis.stats.estimate import MIN_RUNS, log_moments, ratio_interval
 from analysis.stats.measured import Measured, measure
@@ -36,9 +36,8 @@ _EQUAL = 1e-9
 _GIB = 2**30
 #: Names and units of values.
 _NAMES = {"step_time_sec": ("step time", " s"), "memory_gib": ("memory", " GiB")}
-#: Settings by which a target selects cells, besides those of the plan, and other names of settings.
-_OF_ROW = ("nodes", "gpus", "mode", "launcher", "backend", "global_batch", "per_gpu_batch")
-_ALIASES = {**ALIASES, "per_replica_batch": "per_gpu_batch"}
+#: Settings by which a target selects rows, besides their sizes and the settings of the plan.
+_OF_ROW = ("nodes", "mode", "launcher", "backend", "global_batch", "per_gpu_batch")
 
 
 class TargetVerdict(StrEnum):
@@ -110,14 +109,14 @@ def judge_targets(
     if not targets:
         return []
     unit, values = rate_unit(rows), _Values(study, frames, invalid)
-    settings = {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
+    settings = {clean(cell.cell_id): cell.settings for cell in study.planned}
     found = []
     for target in targets:
         if target.unit not in (None, unit.name):
             what = f"a target is in {target.unit}, but the throughput of {study.name} in {unit.name}"
             raise BenchError(what, remedy=f"give throughput_per_gpu in {unit.name}")
         about = _text(target, unit.name)
-        own = [row for row in rows if _matches(target, row, settings.get(row.cell_id, {}))]
+        own = [row for row in rows if target.is_for(_settings(row) | settings.get(row.cell_id, {}))]
         own = [row for row in own if target.limited != "efficiency" or not row.is_base]
         for row in own:
             value = values.of(row, target, unit)
@@ -159,13 +158,10 @@ def _text(target: Any, unit: str) -> str:
     return f"{name} {bound} {target.limit:.6g}{units}{of}{f' ({listed(cells)})' if cells else ''}"
 
 
-def _matches(target: Any, row: ScalingRow, settings: dict[str, str]) -> bool:
-    """Return whether a target is for a row with the settings of its cell, which a table lacks."""
-    of_row = {name: getattr(row, name) for name in _OF_ROW} | {"tasks_per_node": row.gpus_per_node}
-    whole = {name: int(own) if isinstance(own, float) and known(own) else own for name, own in of_row.items()}
-    found = {name: spelled(own) for name, own in whole.items()} | settings
-    matched = target.matched.items()
-    return all(found.get(_ALIASES.get(name, name), "") in map(spelled, values) for name, values in matched)
+def _settings(row: ScalingRow) -> dict[str, Any]:
+    """Return the settings that a row knows, by which targets select the sizes of a table, too."""
+    sizes = {"world_size": row.gpus, "tasks_per_node": row.gpus_per_node}
+    return sizes | {name: getattr(row, name) for name in _OF_ROW}
 
 
 def _verdict(value: Value, target: Any) -> TargetVerdict:

@@ -20,7 +20,7 @@ from scipy import special
 from analysis.checks.assessment import assess
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
-from analysis.data.differences import SIZES, settings_of
+from analysis.data.differences import settings_of
 from analysis.data.load import Study
 from analysis.stats.attempts import cell_success
 from analysis.stats.estimate import (
@@ -33,6 +33,7 @@ from analysis.stats.estimate import (
 )
 from analysis.stats.measured import Measured, measure
 from analysis.text import clean, one_line
+from bench.matrix.cell import SIZES
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import known
 

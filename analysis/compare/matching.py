@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.data.differences import NOT_SET, SIZES, WORK, settings_of
+from analysis.data.differences import NOT_SET, WORK, settings_of
 from analysis.data.load import Study
 from analysis.text import clean
+from bench.matrix.cell import SIZES
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.known_strategies import DEFAULT
 from ddp_scaling_bench.units import listed

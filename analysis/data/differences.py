@@ -14,10 +14,7 @@ from analysis.data.load import Study
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, value_text
 from ddp_scaling_bench.units import count, listed
-from ddp_scaling_bench.variables import shown_variables
 
-#: Size and batch of a cell.
-SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
 #: Settings that define the work of a sample: with different work, throughputs are not comparable.
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
 NOT_SET, NOT_KNOWN = "not set", "not known"
@@ -173,16 +170,9 @@ def observe(
 
 def settings_of(cell: Cell) -> Settings:
     """Return all settings of a cell: values as texts, by the setting's name in the matrix."""
-    found = {name: spelled(getattr(cell, name)) for name in (*SIZES, "launcher", "backend", "metrics")}
+    found = {_scalar(name): spelled(value) for name, value in cell.settings.items()}
     # Two commands with one name match; their texts are a difference.
-    found["command"] = clean(cell.program)
-    found |= {_scalar(name): spelled(value) for name, value in cell.workload.items()}
-    found |= {
-        f"env.{clean(name)}": spelled("set" if own is None else own)
-        for name, own in shown_variables(cell.env, cell.swept).items()
-    }
-    # A plan made elsewhere may contain axes that are not options of the workload.
-    return {clean(name): spelled(value) for name, value in cell.swept.items()} | found
+    return found | {"command": clean(cell.program)}
 
 
 def spelled(value: Any) -> str:

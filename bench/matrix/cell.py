@@ -10,8 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from ddp_scaling_bench.variables import shown_variables
+
 Mode = Literal["strong", "weak"]
 
+#: The settings that are size and batch of a cell.
+SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
 #: The command of the built-in training, the default of a matrix.
 BUILT_IN = ("python", "-m", "ddp_scaling_bench.train")
 
@@ -189,6 +193,16 @@ class Cell:
         if tuple(self.argv) == BUILT_IN:
             return "the built-in training"
         return self.name or shown_command(self.argv)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings by their names in the matrix; a variable whose value is not shown is ``set``."""
+        found = {name: getattr(self, name) for name in (*SIZES, "launcher", "backend", "metrics")}
+        found |= {"command": self.program, **self.workload}
+        variables = shown_variables(self.env, self.swept).items()
+        found |= {f"env.{name}": "set" if value is None else value for name, value in variables}
+        # A plan made elsewhere may contain axes that are not options of the workload.
+        return self.swept | found
 
     @property
     def command_label(self) -> str:

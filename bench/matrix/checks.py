@@ -481,30 +481,22 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[PlanWarn
 
 def _unused_targets(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each target that is for no cell."""
-    for target in matrix.targets:
-        wanted = target.matched
-        if not any(all(_has(cell, *one) for one in wanted.items()) for cell in cells):
-            texts = [f"{name} {' or '.join(map(value_text, values))}" for name, values in wanted.items()]
-            place = _at(document, "targets")
-            yield warnings.UnusedTarget(limited=target.limited, cells=", ".join(texts), **place)
-
-
-def _has(cell: Cell, name: str, values: Sequence[Any]) -> bool:
-    """Return whether a cell has one of some values of a setting: equal numbers or equal texts."""
-    if name == "mode":
-        return any(member.mode in values for member in cell.series)
-    others = {"gpus": "world_size", "gpus_per_node": "tasks_per_node", "per_replica_batch": "per_gpu_batch"}
-    variables = {f"env.{key}": own for key, own in cell.env.items()}
-    found = {"command": cell.name or shown_command(cell.argv), **cell.workload, **variables, **cell.swept}
-    value = found.get(name, getattr(cell, others.get(name, name), None))
-    return _comparable(value) in map(_comparable, values)
-
-
-def _comparable(value: Any) -> str:
-    """Return a value as text: 25.0 equals 25, and [4, 4], four ranks on each of two nodes, equals 4."""
-    if isinstance(value, list) and len({*map(str, value)}) == 1:
-        value = value[0]
-    return value_text(int(value) if isinstance(value, float) and value.is_integer() else value)
+    members = [(cell, member) for cell in cells for member in cell.series]
+    smallest: dict[str, int] = {}
+    for cell, member in members:
+        size = cell.world_size
+        smallest[member.series] = min(smallest.get(member.series, size), size)
+    for place, target in enumerate(matrix.targets):
+        found = [one for one in members if target.is_for(one[0].settings | {"mode": one[1].mode})]
+        are_bases = all(cell.world_size == smallest[member.series] for cell, member in found)
+        if not found or (target.limited == "efficiency" and are_bases):
+            texts = [f"{name} {' or '.join(map(value_text, own))}" for name, own in target.matched.items()]
+            yield warnings.UnusedTarget(
+                limited=target.limited,
+                cells=", ".join(texts),
+                only_base=bool(found),
+                **_at(document, "targets", place),
+            )
 
 
 def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -26,7 +27,7 @@ from pydantic import (
 from ddp_scaling_bench.train.options import OPTIONS
 from ddp_scaling_bench.units import DURATION_FORMS, parse_duration_s
 
-from .cell import Mode
+from .cell import Mode, value_text
 from .field_types import (
     BY_SIZE,
     ENV_NAME,
@@ -404,6 +405,12 @@ Selection: Any = _model(
 #: The values that a target limits from below; the others are limited from above.
 _AT_LEAST = ("efficiency", "throughput_per_gpu", "share")
 LIMITS = (*_AT_LEAST, "step_time_sec", "memory_gib")
+#: Other names of settings.
+_SAME_SETTING = {
+    "gpus": "world_size",
+    "gpus_per_node": "tasks_per_node",
+    "per_replica_batch": "per_gpu_batch",
+}
 _MATCHED_TYPES = ["string", "number", "boolean"]
 
 
@@ -462,6 +469,20 @@ class _TargetBase(_KeysAndText):
     def matched(self) -> dict[str, list[Any]]:
         """The allowed values of each setting of the cells that the target is for; empty for all cells."""
         return {name: own for name, own in self.given.items() if name not in (*LIMITS, "of", "unit")}
+
+    def is_for(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether the target is for a cell with these settings (see :attr:`Cell.settings`)."""
+        return all(
+            _comparable(settings.get(_SAME_SETTING.get(name, name))) in map(_comparable, values)
+            for name, values in self.matched.items()
+        )
+
+
+def _comparable(value: Any) -> str:
+    """Return a value as text: 25.0 equals 25, and [4, 4], four ranks on each of two nodes, equals 4."""
+    if isinstance(value, list) and len({*map(str, value)}) == 1:
+        value = value[0]
+    return value_text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 _LIMIT = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -235,13 +235,19 @@ class UnusedExclusion(PlanWarning, kind="unused-exclusion"):
 
 
 class UnusedTarget(PlanWarning, kind="unused-target"):
-    """A target that is for no cell: ``cells`` are the settings that it asks for, as text."""
+    """A target that is for no cell: ``cells`` are the settings that it asks for, as text.
+
+    ``only_base`` is true for an efficiency of the smallest sizes, to which efficiencies refer.
+    """
 
     limited: str
     cells: str
+    only_base: bool = False
 
     def _message(self) -> str:
-        return f"the target of {self.limited} for {self.cells} matches no cell, so it is never met"
+        about = f" for {self.cells}" if self.cells else ""
+        matched = "only smallest sizes, whose efficiency is 1 by definition" if self.only_base else "no cell"
+        return f"the target of {self.limited}{about} matches {matched}, so it is never met"
 
 
 class NotInCommand(PlanWarning, kind="not-in-command"):
