@@ -72,6 +72,8 @@ _NOT_COMPARED = "No two sizes can be compared with each other, so there is no sp
 _REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
 #: Cells in the text of a finding that are not in the tables.
 _OTHERS = "others not in the table"
+#: The number of names in a sentence (:func:`ddp_scaling_bench.units.names`).
+_NAMED = 4
 #: What the verdict on a size that is not recommended means for its efficiency.
 _VERDICTS = {
     VerdictKind.EFFICIENT: "but it is not faster than each smaller size",
@@ -443,8 +445,10 @@ class Proposal:
         found = []
         for fact in self.results.assessment.findings:
             if cells := {cell for cell in shown if not fact.subject or cell in fact.subject}:
-                subject = sorted(fact.subject, key=lambda cell: cell not in shown)
-                subject = list(dict.fromkeys(sizes.get(cell, _OTHERS) for cell in subject))
+                subject = list(dict.fromkeys(sizes[cell] for cell in fact.subject if cell in shown))
+                others = [_OTHERS for cell in fact.subject if cell not in shown]
+                # A sentence names four cells: others are counted beside four, and otherwise named as one.
+                subject += others if len(subject) >= _NAMED else others[:1]
                 named = replace(_renamed(fact, sizes), subject=tuple(subject))
                 is_error = fact.severity == "error"
                 text = f"{'Not valid: ' * is_error}{heading(fact)}. {message(named)}"

@@ -11,6 +11,7 @@ import pytest
 
 from analysis.checks.assessment import Assessment
 from analysis.checks.nodes import CrowdedCores
+from analysis.checks.slow_ranks import UnevenSamples
 from analysis.data.load import load_study
 from analysis.decide import efficiency_text, probability_text
 from analysis.report.decision import main_loss
@@ -236,6 +237,18 @@ def test_a_size_that_is_not_valid_is_not_requested(tmp_path):
         "an efficiency is as valid as its baseline"
     )
     assert found["request"] == {}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cells"),
+    [((1, 2), "(1 rank on 1 node, 2 ranks on 2 nodes and others not in the table"), ((1, 2, 4, 8), "and 4 more")],
+)
+def test_each_cell_that_is_not_in_the_table_counts(tmp_path, sizes, cells):
+    path = finished(tmp_path / "s", strong(64, sizes=sizes))
+    measured = [cell.cell_id for cell in load_study(path).planned]
+    split = {"rank": 1, "other_rank": 0, "ratio": 2.0}
+    uneven = UnevenSamples(subject=(*measured, "elsewhere-a", "elsewhere-b", "elsewhere-c"), **split)
+    assert f"{cells})" in proposal(path, uneven)["limits"][0][1]
 
 
 def test_a_command_is_stated_with_the_values_of_its_variables(tmp_path):
