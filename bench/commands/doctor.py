@@ -108,7 +108,8 @@ def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None
     if len(found) == 1:
         return found[0]
     if found:
-        places = ", ".join(str(one.folder.attempt(run, number).path) for one, run, number in found)
+        folders = ((one.folder, one.folder.attempt_path(run, number)) for one, run, number in found)
+        places = ", ".join(folder.shown(path) for folder, path in folders)
         raise _error(f"{name} is in {len(found)} studies: {places}", remedy="give one of these folders")
     if study:
         raise _error(f"{name} has not been started", remedy=f"start it: bench submit {study}")
@@ -149,7 +150,8 @@ def _of_attempt(planned: PlannedStudy, run_id: str, number: int) -> Answer:
         record = planned.ledger.attempts().get(run_id, {}).get(number)
     folder, state = planned.folder.attempt(run_id, number), record.state if record else None
     if not folder.logs and state not in (RunState.COMPLETED, RunState.FAILED):
-        what = f"{folder.path}: the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
+        what = f"the run is {state or RunState.UNKNOWN} and has no job.out or job.err"
+        what = f"{planned.folder.shown(folder.path)}: {what}"
         raise _error(what, remedy=f"`bench status {planned.folder.name}` shows its state")
     if record and state is RunState.FAILED:
         found = _failure(planned, record)
@@ -250,11 +252,12 @@ def _failure(planned: PlannedStudy, record: Record, *, reads_logs: bool = True) 
             name: getattr(end.cause, name) for name in ("cause", "path", "evidence", "explanation", "remedy")
         }
         found.causes.insert(0, Cause(severity="failure", line=end.cause.line, **own))
-    found.causes[:] = [replace(one, path=str(folder.path / one.path)) for one in found.causes]
-    found.last_lines[:] = [replace(one, path=str(folder.path / one.path)) for one in found.last_lines]
+    shown = planned.folder.shown
+    found.causes[:] = [replace(one, path=shown(folder.path / one.path)) for one in found.causes]
+    found.last_lines[:] = [replace(one, path=shown(folder.path / one.path)) for one in found.last_lines]
     if found.first_failure is None:
         ledger, reason = planned.ledger, record.reason or "the ledger has no reason"
-        found.last_lines.insert(0, LogLine(str(ledger.path), ledger.line_number(record), reason))
+        found.last_lines.insert(0, LogLine(shown(ledger.path), ledger.line_number(record), reason))
     return found
 
 
@@ -276,7 +279,7 @@ def _slow(folder: StudyFolder, run_id: str, warnings: Sequence[Cause]) -> list[C
     facts = [one for row in found.values() for one in row.evidence]
     told = {one.warning for one in facts if isinstance(one, WarningLine)}
     return [
-        *(_cause(row, str(attempts.get(row.run_id) or "")) for row in found.values()),
+        *(_cause(row, folder.shown(attempts.get(row.run_id) or "")) for row in found.values()),
         *(one for one in warnings if one.cause not in told),
     ]
 

@@ -347,7 +347,7 @@ _AXIS_TYPES: dict[str, Any] = {**_SIZE_AXES, **_OPTION_AXES}
 
 
 #: The error text for an unknown axis; pydantic cannot forbid extra keys here because of `env.*` and `args.*`.
-UNKNOWN_KEY = "UNKNOWN_KEY"
+UNKNOWN_KEY = "unknown key"
 _ARGUMENT = re.compile(r"args\.[A-Za-z_][A-Za-z0-9_.-]*")
 
 

@@ -68,6 +68,11 @@ class StudyFolder:
         """The folder or archive that a user gives as the study."""
         return self.archive or self.path
 
+    def shown(self, path: Path | str) -> str:
+        """Return a path in this folder for people; in an archive, the temporary folder is not named."""
+        text = str(path)
+        return f"{self.archive}{text.removeprefix(str(self.path))}" if self.archive and text else text
+
     @property
     def is_planned(self) -> bool:
         """True if the folder contains a plan.json."""

@@ -365,7 +365,8 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
 def first_error(error: ValidationError) -> str:
     """Return the place and the message of the first error: ``cells.0.nodes: Field required``."""
     first = error.errors(include_url=False, include_input=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    message = first["msg"].removeprefix("Value error, ")
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
 
 
 def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
@@ -375,7 +376,9 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 
 def invalid_plan(folder: StudyFolder, problem: str) -> BenchError:
     """Return the error for a broken plan.json; ``problem`` is the reason why the file cannot be used."""
-    return BenchError(f"{folder.plan_json}: {problem}", remedy=REPLAN)
+    again = "read it with the version of bench that wrote it, or archive the study again"
+    path = folder.shown(folder.plan_json)
+    return BenchError(f"{path}: {problem}", remedy=again if folder.archive else REPLAN)
 
 
 def write_plan_json(folder: StudyFolder, content: dict[str, Any], *, private: bool = False) -> None:

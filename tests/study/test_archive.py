@@ -262,6 +262,19 @@ def test_commands_that_read_accept_an_archive_and_the_others_refuse_it(small, tm
     assert complete_study(typed, f"{tmp_path}/s") == [str(small)]
 
 
+def test_messages_name_the_archive_instead_of_its_temporary_folder(tmp_path):
+    unpack("failed", tmp_path)
+    study = StudyFolder(next(tmp_path.iterdir()))
+    write_archive(study, tmp_path / "a.tar.gz")
+    done = bench("doctor", "a.tar.gz", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    paths = [one["path"] for one in (*found["causes"], *found["last_lines"])]
+    assert {path.split("/")[0] for path in paths} == {"a.tar.gz"}
+    study.plan_json.write_text("{")
+    write_archive(study, tmp_path / "b.tar.gz")
+    assert refusal("status", "b.tar.gz", cwd=tmp_path).startswith("b.tar.gz/plan.json: is not a plan")
+
+
 def test_an_unpacked_archive_is_a_study(small, tmp_path):
     with tarfile.open(small) as packed:
         packed.extractall(tmp_path / "elsewhere", filter="data")

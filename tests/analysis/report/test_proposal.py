@@ -241,7 +241,10 @@ def test_a_size_that_is_not_valid_is_not_requested(tmp_path):
 
 @pytest.mark.parametrize(
     ("sizes", "cells"),
-    [((1, 2), "(1 rank on 1 node, 2 ranks on 2 nodes and others not in the table"), ((1, 2, 4, 8), "and 4 more")],
+    [
+        ((1, 2), "(1 rank on 1 node, 2 ranks on 2 nodes and others not in the table"),
+        ((1, 2, 4, 8), "and 4 more"),
+    ],
 )
 def test_each_cell_that_is_not_in_the_table_counts(tmp_path, sizes, cells):
     path = finished(tmp_path / "s", strong(64, sizes=sizes))
