@@ -1,4 +1,4 @@
-"""Values that the shell completes: studies, matrices, runs, and the keys and sizes of a study."""
+"""Values that the shell completes: studies, matrices, runs, and the keys, values and sizes of a study."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from ..archive import SUFFIX
+from ..matrix.cell import value_text
 from ..shipped import shipped
 from ..study.layout import StudyFolder, latest_first
 from ..study.plan_json import find_plan
@@ -45,6 +46,15 @@ def complete_key(ctx: typer.Context, incomplete: str) -> list[str]:
     cells = _cells(ctx)
     varying = [key for key in ("backend", "launcher") if len({cell.get(key) for cell in cells}) > 1]
     return _beginning(incomplete, [*varying, *(key for cell in cells for key in cell.get("swept", {}))])
+
+
+def complete_filter(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the sizes, and the values of settings that vary in the study, for --only."""
+    cells = _cells(ctx)
+    names = ("nodes", "tasks_per_node", "backend", "launcher")
+    settings = [{name: cell.get(name) for name in names} | cell.get("swept", {}) for cell in cells]
+    pairs = [f"{key}={value_text(value)}" for own in settings for key, value in own.items()]
+    return _beginning(incomplete, pairs)
 
 
 def complete_baseline(ctx: typer.Context, incomplete: str) -> list[str]:

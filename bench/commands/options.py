@@ -24,7 +24,7 @@ from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
 from ..terminal import SHOWN_ROWS, say, short_names
-from .completion import complete_matrix, complete_study
+from .completion import complete_filter, complete_matrix, complete_study
 
 ResultsOption = Annotated[
     Path | None,
@@ -61,7 +61,9 @@ StudyArgument = Annotated[
 OnlyOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--only", help="Select runs by a name pattern ('n4x4-*') or by key=value (nodes=4); repeatable."
+        "--only",
+        help="Select runs by a name pattern ('n4x4-*') or by key=value (nodes=4); repeatable.",
+        autocompletion=complete_filter,
     ),
 ]
 RetryOption = Annotated[

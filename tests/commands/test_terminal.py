@@ -77,6 +77,7 @@ COMPLETED = {
     "verify s/n1x1": {"s/n1x1-gloo-torchrun-b8-precision.fp32-r1"},
     "plan m": {"m.yaml", "mixed_nodes"},
     "report s --baseline 1": {"1x1"},
+    "submit s --only pre": {"precision=fp32", "precision=bf16"},
 }
 #: Prints the values that the shell offers for each of the arguments, and the heavy packages that were imported.
 COMPLETE = """\
