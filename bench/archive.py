@@ -269,6 +269,8 @@ class _Stream:
             raise _DamageError("a header has an impossible size")
         try:
             portion = self._file.read(size)
+        except EOFError:
+            raise _DamageError("it ends too early, as after a copy that was interrupted") from None
         except Exception as error:  # of gzip, zlib or the disk
             raise _DamageError(f"it cannot be decompressed ({error!r:.80})") from None
         self._position += len(portion)

@@ -56,9 +56,21 @@ def _one_line_usage_errors() -> Iterator[None]:
         yield
     except _UsageError as error:
         command = error.ctx.command_path if error.ctx else "bench"
-        text = " ".join(printable(error.format_message()).rstrip(".").split())
-        say(f"error: {command}: {text[:1].lower()}{text[1:]}; see {command} --help")
+        text = " ".join(printable(_usage(error)).rstrip(".").split()).replace(". Did you", "; did you")
+        end = "" if text.endswith("?") else ";"
+        say(f"error: {command}: {text[:1].lower()}{text[1:]}{end} see {command} --help")
         raise typer.Exit(2) from None
+
+
+def _usage(error: Any) -> str:
+    """Return an error about options and arguments as text; for a wrong value, with the option's meaning."""
+    if not (found := getattr(error.__cause__, "errors", None)):  # of pydantic, which converts values
+        return str(error.format_message())
+    first = found()[0]
+    reason = first["msg"].removeprefix("Input should be ").partition(", unable")[0]
+    wanted = reason if reason.startswith("a ") else f"a value {reason}"
+    meaning = (error.param.help or "").partition(". ")[0].rstrip(".")
+    return f"{error.param.opts[0]} {first['input']}: give {wanted} ({meaning})"
 
 
 class _Group(typer.core.TyperGroup):

@@ -16,7 +16,7 @@ from analysis.text import clean
 from bench.matrix.cell import SIZES
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.known_strategies import DEFAULT
-from ddp_scaling_bench.units import listed
+from ddp_scaling_bench.units import clauses, listed
 
 #: Other names that --by and --ignore accept for a setting.
 ALIASES = {"gpus_per_node": "tasks_per_node"}
@@ -55,16 +55,17 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     compared = [name for name in names if name not in ignored and name in {*SIZES, *WORK, *varying}]
     matching = _match(cells_a, cells_b, compared, ("A", "B"))
     if not matching.pairs:
-        values = [(name, _values(cells_a, name), _values(cells_b, name)) for name in compared]
+        names = sorted(compared, key=lambda name: name not in WORK)
+        values = [(name, _values(cells_a, name), _values(cells_b, name)) for name in names]
         disjoint = [
-            f"{name} is {listed(in_a, limit=4)} in A and {listed(in_b, limit=4)} in B"
+            f"{name} is {listed(in_a, limit=3)} in A and {listed(in_b, limit=3)} in B"
             for name, in_a, in_b in values
             if not set(in_a) & set(in_b)
         ]
-        why = "; ".join(disjoint[:4]) or "no cell of A agrees with a cell of B in all settings"
+        why = clauses(disjoint, limit=1) or "no cell of A agrees with a cell of B in all settings"
         raise BenchError(
             f"studies {a.name} (A) and {b.name} (B) have no cell in common: {why}",
-            remedy="compare studies of the same work and sizes, or ignore a setting: --ignore KEY",
+            remedy="compare studies of the same work and sizes, or give --ignore KEY",
         )
     return matching
 

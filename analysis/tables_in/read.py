@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from statistics import harmonic_mean
 
@@ -159,8 +160,9 @@ class _Columns:
         there = ", ".join(repr(one_line(name, limit=40)) for name in self.grid.names[:20])
         for meaning, column in self.names.items():
             if heading(meaning) is None:
-                what = f"--map {meaning}={column}: {meaning!r} is not known"
-                found.append((what, f"the columns of a table are {', '.join(COLUMNS)}"))
+                near = get_close_matches(meaning, COLUMNS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"names are {', '.join([*COLUMNS][:8])}, ..."
+                found.append((f"--map {meaning}={column}: no column is called {meaning!r}", hint))
             if _plain(column) not in map(_plain, self.grid.names):
                 found.append((f"--map {meaning}={column}: there is no such column", f"give one of {there}"))
         if not self.rate:

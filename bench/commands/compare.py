@@ -49,7 +49,8 @@ BaseOption = Annotated[
     typer.Option("--base", metavar="VALUE", help="With --by: the value with which the others are compared."),
 ]
 EffectOption = Annotated[
-    float, typer.Option("--minimum-effect", help="The smallest relative change that counts as a difference.")
+    float,
+    typer.Option("--minimum-effect", help="The smallest relative change (0.02: 2 %) that is a difference."),
 ]
 IgnoreOption = Annotated[
     list[str] | None,

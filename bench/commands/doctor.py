@@ -27,6 +27,7 @@ from .options import (
     ResultsOption,
     find_attempts,
     find_study,
+    refuse_part_of_run,
     require_report,
     results_folder,
     settle_study,
@@ -114,6 +115,7 @@ def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None
     if study:
         raise _error(f"{name} has not been started", remedy=f"start it: bench submit {study}")
     if not Path(name).is_dir():
+        refuse_part_of_run(name, root)
         remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
         raise _error(f"{name} is not a known log, study, run or job", remedy=remedy)
     if not _logs_in(Path(name)):

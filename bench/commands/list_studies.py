@@ -23,12 +23,15 @@ def list_command(results: ResultsOption = None, as_json: JsonOption = False) -> 
 
     The states are those of the last command that updated the study; `bench status STUDY` updates them.
     """
-    listed = [_described(folder) for folder in latest_first(results_folder(results))]
+    root = results_folder(results)
+    if results is not None and not root.is_dir():
+        raise BenchError(f"{root} is no folder", remedy="give the folder of studies: --results DIR")
+    listed = [_described(folder) for folder in latest_first(root)]
     if as_json:
         print_json({"studies": listed})
         return 0
     if not listed:
-        say(f"no study is planned below {results_folder(results)}; plan one: bench plan MATRIX")
+        say(f"no study is planned below {root}; plan one: bench plan MATRIX")
         return 0
     rows = [(one["study"], one["planned"], one["matrix"], _runs(one), one["next"]) for one in listed]
     print_table("", ("study", "planned", "matrix", "runs", "next"), rows)

@@ -22,7 +22,7 @@ from ..matrix.cell import Cell, Run, value_text
 from ..matrix.field_types import did_you_mean
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import Record, RunState
-from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
+from ..study.plan_json import ATTEMPT, PlannedStudy, find_plan, open_study
 from ..terminal import SHOWN_ROWS, say, short_names
 from .completion import complete_filter, complete_matrix, complete_study
 
@@ -131,9 +131,26 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         within = next((folder for folder in path.parents if StudyFolder(folder).is_planned), None)
         what = "the folder of all studies" if path.resolve() == root.resolve() else "not a study"
         one = f"its study is {within}" if within else f"give one of the studies (planned: {listed})"
+        one += "; for a log: SIZE=LOG --pattern NAME=REGEX" * (path.is_file() and not within)
         raise BenchError(f"{name} is {what}", remedy=one)
-    remedy = f"did you mean {near[0]}?" if near else "plan it: bench plan MATRIX"
+    if root.exists() and not root.is_dir():
+        raise BenchError(f"{root} is not a folder of studies", remedy="give a folder: --results DIR")
+    give = "give the name or folder of one of these" if known else "plan one: bench plan MATRIX"
+    remedy = f"did you mean {near[0]}?" if near else give
     raise BenchError(f"no study {name!r} is planned below {root} (planned: {listed})", remedy=remedy)
+
+
+def refuse_part_of_run(name: str, root: Path) -> None:
+    """Raise BenchError if ``name`` is the beginning of a run's name, or ``STUDY/`` with an unknown run."""
+    study, _, start = name.rpartition("/")
+    if Path(name).exists() or (root / name).exists():
+        return
+    chosen = [one for one in latest_first(root) if study in ("", one.name)]
+    runs = [f"{one.name}/{run['run_id']}" for one in chosen for run in (find_plan(one) or {}).get("runs", ())]
+    alike = [run for run in runs if len(start) > 2 and run.rpartition("/")[2].startswith(start)]
+    if alike or (study and runs):
+        what = f"{name} is not the whole name of a run" if alike else f"{study} has no run {start}"
+        raise BenchError(what, remedy=f"give a run, such as {(alike or runs)[0]}")
 
 
 def find_attempts(target: str, root: Path) -> Iterator[tuple[PlannedStudy, list[tuple[str, int]]]]:

@@ -80,7 +80,13 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
         remedy = f"read it: bench report {matrix}; its matrix.yaml is the matrix"
         raise BenchError(f"{matrix} is the archive of a study, not a matrix", remedy=remedy)
     root = results_folder(results)
-    path = find_matrix(matrix)
+    try:
+        path = find_matrix(matrix)
+    except BenchError:
+        if not StudyFolder(root / matrix).is_planned:
+            raise
+        remedy = f"give its matrix, a YAML file, or start it: bench submit {matrix}"
+        raise BenchError(f"{matrix} is a study, not a matrix", remedy=remedy) from None
     if path != Path(matrix):
         say(f"matrix: {path}")
     plan = make_plan(path, site=find_site(site))

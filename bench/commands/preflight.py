@@ -34,7 +34,7 @@ FOLDER = "preflight"
 
 _NODES = "Number of nodes; default: those of the largest run."
 NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help=_NODES)]
-_THRESHOLD = "A rate below this fraction of the median is too low."
+_THRESHOLD = "A rate below this fraction (0.9: 90 %) of the median is too low."
 ThresholdOption = Annotated[float, typer.Option("--threshold", min=0.0, max=1.0, help=_THRESHOLD)]
 
 

@@ -142,6 +142,9 @@ def check_cost(
         nodes, limit_s = max(one.nodes for one in packs), max(one.limit_s for one in packs)
         size = f"up to {count(nodes, 'node')} for {human_duration(limit_s)}"
         amount += f" in {count(len(packs), 'pack')} ({size})"
+    if budget is not None and all(cell.device != "cuda" for cells in jobs for cell in cells):
+        what = "--budget is a number of GPU-hours, but the study uses no GPUs"
+        raise BenchError(what, remedy="omit it, and choose runs with --only")
     if budget is not None and round(cost.gpu_hours, 6) > budget:
         fewer = "or choose runs with --only" if packs is None else "choose runs with --only, or omit --pack"
         text = f"{amount} could use {hours(cost.gpu_hours)} GPU-hours, more than the budget of {budget:g}"

@@ -24,7 +24,15 @@ from ..study.verify import Verification, verify_run
 from ..terminal import print_json, say, show
 from .completion import complete_run
 from .next_step import shown_name
-from .options import JsonOption, ResultsOption, find_attempts, find_study, results_folder, say_if_copy
+from .options import (
+    JsonOption,
+    ResultsOption,
+    find_attempts,
+    find_study,
+    refuse_part_of_run,
+    results_folder,
+    say_if_copy,
+)
 
 _WORDS = {"error": "error", "warning": "warn", "info": "info"}
 
@@ -146,6 +154,7 @@ def _find(target: str | None, results: Path | None) -> tuple[PlannedStudy, Seque
         if re.search(r"-r\d+$", target) and not Path(target).exists() and not (root / target).exists():
             what = f"no study below {root} has a run {target}"
             raise BenchError(what, remedy="`bench status STUDY` lists the runs of a study")
+        refuse_part_of_run(target, root)
     return open_study(find_study(target, results)), None
 
 

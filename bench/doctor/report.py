@@ -51,7 +51,8 @@ def _unknown(diagnosis: Diagnosis, *, failed: bool) -> list[str]:
     if failed:
         heading = "No known cause. The reason of the end, and the last lines:"
         return [heading, *lines, _wrapped(f"Do:  {_SEARCH}", "  ")]
-    return [f"{_UNKNOWN} The last lines, errors if there are any:" if lines else _UNKNOWN, *lines]
+    what = "The last lines, errors if there are any:" if lines else "The logs are empty."
+    return [f"{_UNKNOWN} {what}", *lines]
 
 
 def _others(causes: Sequence[Cause], *, completed: bool) -> list[str]:

@@ -30,6 +30,7 @@ MAX_BATCH = 10**9
 #: Words that people write instead of words of the matrix.
 _SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
 _SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
+_SYNONYMS |= {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 #: A longer list of allowed words is not part of a message.
 _LONGEST_LIST = 120
 
@@ -43,12 +44,18 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float) -> str:
-    """Return a hint: the word that ``text`` probably means, if there is one, and all allowed words if few."""
+def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float, all_in: str = "docs/matrix.md") -> str:
+    """Return a hint: the word that ``text`` probably means, if there is one, and all allowed words if few.
+
+    ``all_in`` is the document that lists many words.
+    """
     synonym = _SYNONYMS.get(text.lower())
     near = [synonym] if synonym in allowed else difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
+    # batch_per_gpu: the same parts in another order.
+    near = near or [word for word in allowed if sorted(word.split("_")) == sorted(text.split("_"))]
     words = f"allowed: {', '.join(allowed)}"
-    words = words if len(words) <= _LONGEST_LIST else "docs/matrix.md lists all"
+    if len(words) > _LONGEST_LIST:
+        words = ("" if near else f"allowed are {', '.join(allowed[:4])} and others; ") + f"{all_in} lists all"
     return (f"did you mean '{near[0]}'? " if near else "") + words
 
 

@@ -13,6 +13,7 @@ import operator
 import os
 import re
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -66,9 +67,13 @@ _EXAMPLES = {
 
 def _add_findings(document: Document, error: ValidationError, root: type[BaseModel]) -> None:
     """Add every finding of a validation error to the document's problems; ``root`` is the file's model."""
+    unknown = [_place(finding) for finding in error.errors() if _is_unknown_key(finding)]
     for finding in error.errors():
         place = _place(finding)
-        document.add_problem(place, *_message(finding, place, root))
+        alike = [str(key) for *section, key in unknown if tuple(section) == place[:-1]]
+        # A misspelt key is not also missing.
+        if finding["type"] != "missing" or not get_close_matches(str(place[-1]), alike):
+            document.add_problem(place, *_message(finding, place, root))
 
 
 def _place(finding: Any) -> Place:
@@ -87,8 +92,8 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     if _is_unknown_key(finding):
         return _unknown_key(place, root)
     if kind == "missing":
-        example = _EXAMPLES.get(str(place[-1]), "")
-        return f"key '{place[-1]}' is missing in {_dotted(place[:-1]) or 'the matrix'}", example
+        example = _EXAMPLES.get(str(place[-1]), f"add {place[-1]}: VALUE")
+        return f"key '{place[-1]}' is missing in {_dotted(place[:-1]) or _file(root)}", example
     if place == ("axes", "tasks_per_node") and isinstance(value, str):
         remedy = f"write a list such as [1, 2, 4], or `tasks_per_node: {CORES}` (executor local)"
         return f"{name} cannot be {_shown(value)}", remedy
@@ -115,16 +120,21 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
 
 def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
     *section, key = place
-    own = {Matrix: "the matrix", Site: "a site file"}
-    where = _dotted(section) or own.get(root, "the file")
+    where = _dotted(section) or _file(root)
     others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
     if others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
     elif key in _known_keys((), Matrix):
         remedy = "write it at the top level of the matrix"
     else:
-        remedy = did_you_mean(str(key), _known_keys(tuple(section), root), cutoff=0.6)
+        known = _known_keys(tuple(section), root)
+        all_in = "docs/matrix.md" if root in _FILES else "docs/analysis.md"
+        remedy = did_you_mean(str(key), known, cutoff=0.6, all_in=all_in)
     return f"unknown key '{key}' in {where}", remedy
+
+
+def _file(root: type[BaseModel]) -> str:
+    return _FILES.get(root, "the file")
 
 
 def _known_keys(section: Place, root: type[BaseModel]) -> list[str]:
@@ -281,6 +291,10 @@ class Site(Section):
     """Defaults for the matrix's `workload` section; only `device` is allowed."""
     ask_above: AskAbove = AskAbove()
     """The cost of one call above which `bench submit` asks."""
+
+
+#: The files that docs/matrix.md describes; docs/analysis.md describes profiles and files with targets.
+_FILES: dict[type[BaseModel], str] = {Matrix: "the matrix", Site: "a site file"}
 
 
 def find_site(named: str | None = None) -> Path | None:

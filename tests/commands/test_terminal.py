@@ -116,6 +116,18 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     finished(study.parent / "training", strong(sizes=(1,)))
     wrong = "no study 'trainin' is planned below results (planned: s, training); did you mean training?"
     assert refusal("status", "trainin", cwd=where) == wrong
+    part = f"{run[:4]} is not the whole name of a run; give a run, such as training/{run[:4]}"
+    assert refusal("verify", run[:4], cwd=where).startswith(part)
+    assert refusal("doctor", "s/other", cwd=where).startswith(
+        "s has no run other; give a run, such as s/n1x1"
+    )
+    assert refusal("run", "s", cwd=where).startswith("s is a study, not a matrix; give its matrix")
+    assert refusal("list", "--results", "x", cwd=where).startswith(
+        "x is no folder; give the folder of studies"
+    )
+    assert refusal("submit", "--budget", "1", "s", cwd=where).startswith(
+        "--budget is a number of GPU-hours, but"
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,7 +135,8 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     [
         (["list", "demo"], "bench list: got unexpected extra argument(s) (demo); see bench list --help"),
         (["plan", "m.yaml", "--repeats", "3"], "bench plan: no such option: --repeats"),
-        (["report", "--epochs", "x"], "bench report: invalid value for '--epochs'"),
+        (["report", "--epochs", "x"], "bench report: --epochs x: give a valid integer (With --samples:"),
+        (["preflight", "m.yaml", "--nodes", "0"], "bench preflight: --nodes 0: give a value greater than"),
         (["frobnicate"], "bench: no such command 'frobnicate'; see bench --help"),
         (["status", "--json=3\x1b[31m"], "bench: option '--json' does not take a value; see bench --help"),
     ],

@@ -152,7 +152,7 @@ def test_a_running_run_with_empty_logs_is_neither_ok_nor_a_statement_about_its_s
     assert result.exit_code == 3
     assert result.stdout == (
         f"Study {results}/slow, run {RUN}, attempt 1: running\n\n"
-        "No known cause. This does not show that the job succeeded.\n"
+        "No known cause. This does not show that the job succeeded. The logs are empty.\n"
     )
 
 
