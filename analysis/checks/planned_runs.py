@@ -304,7 +304,7 @@ class UnstableWarmUp(Finding, kind="not-stable"):
     fewest: int | None = None
 
     def _message(self) -> str:
-        where = f"In {self.runs:,} of {count(self.of, 'run')} of the study ({names(self.subject)}), the"
+        where = f"In {self.runs:,} of {count(self.of, 'run')} that count ({names(self.subject)}), the"
         if self.fewest is not None:
             return (
                 f"{where} step times at the end of the warm-up differ, but fewer than {self.fewest} steps of "

@@ -65,10 +65,13 @@ _POP = (
 )
 _OF_CENTRE = "The guide for the efficiency is {guide}, the least that {title} asks for (rules of {date})."
 _OF_WALL_TIME = (
-    "The rules mean the efficiency of the wall time, which the table of runs has; sizes are chosen by that "
-    "of the time per step."
+    "The rules mean the efficiency of the wall time (in the table of runs, if it is known); sizes are chosen "
+    "by that of the time per step."
 )
-_NOT_COMPARED = "No two sizes can be compared with each other, so there is no speedup and no efficiency."
+_NOT_COMPARED = (
+    "No two sizes can be compared with each other, so there is no speedup and no efficiency, and no time is "
+    "requested."
+)
 _REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
 #: Cells in the text of a finding that are not in the tables.
 _OTHERS = "others not in the table"
@@ -153,8 +156,11 @@ def choose_series(
         several = "it has the highest throughput of those with a recommended size"
         name = max(best, key=lambda one: best[one].throughput_samples_per_sec)
         return name, several if len(best) > 1 else alone
-    why = "none has a recommended size, and this one has the most valid sizes"
-    return max(scaled, key=lambda name: _merit(results, scaled[name]), default=""), why
+    merits = {name: _merit(results, rows) for name, rows in scaled.items()}
+    name = max(merits, key=lambda name: merits[name], default="")
+    is_first = all(merits[name][0] > own[0] for other, own in merits.items() if other != name)
+    most = "has the most valid sizes" if is_first else "has as many valid sizes as any"
+    return name, f"none has a recommended size, and this one {most}"
 
 
 def _scaled(results: Results, choices: Mapping[str, Choice]) -> dict[str, list[ScalingRow]]:
@@ -290,10 +296,10 @@ class Proposal:
         if self.row is None:
             return "no size is requested"
         best, own = self.results.choices[self.name].best, self.choices[self.name].best
-        page = "the same" if best is own else self.size(best) if best else "no size beyond the baseline"
-        return (
-            f"requested by {self.asked.guide}: {self.size(self.row)}; the page recommends by {GUIDE}: {page}"
-        )
+        none = "no size beyond the baseline"
+        page = none if best is None else "the same" if best is own else self.size(best)
+        chosen = self.size(self.row) if own else f"{self.size(self.row)}, the baseline"
+        return f"requested by {self.asked.guide}: {chosen}; the page recommends by {GUIDE}: {page}"
 
     @property
     def error(self) -> Finding | None:

@@ -24,13 +24,24 @@ from analysis.stats.estimate import log_moments, mean_interval, ratio_interval
 from analysis.stats.scaling import with_baseline
 from analysis.text import clean, heading, one_line
 from bench.matrix.schedulers import SCHEDULERS
-from ddp_scaling_bench.units import count, fraction, human_bytes, human_duration, known, listed, percent
+from ddp_scaling_bench.units import (
+    count,
+    fraction,
+    human_bytes,
+    human_duration,
+    known,
+    listed,
+    percent,
+    short_percent,
+)
 from ddp_scaling_bench.variables import shown_variables
 
 #: The numbers of samples of two sizes are equal if they differ by less than this share.
 _SAME_WORK = 0.01
 _MAX_SCRIPT = 20_000
 _BY_HAND, _RECORDER = "add it by hand", "see docs/recorder.md"
+_ADD = "add it to the axes, and submit it"
+_REPAIR = "bench status says what is wrong with its runs"
 _OWN_JOB = "submit each run as a job of its own"
 _LONGER = "raise workload.steps_per_epoch, or the work of the command"
 
@@ -74,7 +85,9 @@ def check_profile(proposal: Proposal, profile: Profile) -> tuple[list[Part], lis
     if columns:
         texts = [[*map(proposal.size, asked.rows)], *(one.texts for one in columns)]
         table = TextTable(["Job", *(one.title for one in columns)], [("", [*zip(*texts, strict=True)])])
-        notes = " ".join(filter(None, ("Means over the runs of a size.", *(one.note for one in columns))))
+        notes = " ".join(
+            filter(None, ("Means over the runs of a size that count.", *(one.note for one in columns)))
+        )
         parts.insert(0, Part("Runs", notes, table))
     missing = [one for one in found if isinstance(one, Missing)]
     return parts, [*missing, *map(Missing, profile.by_hand)]
@@ -106,6 +119,10 @@ class Requirements:
         return self.proposal.row
 
     @property
+    def _device(self) -> str:
+        return self.proposal.results.device
+
+    @property
     def _is_built_in(self) -> bool:
         return self.proposal.executed.kind == "built_in" and not self.proposal.results.study.table
 
@@ -114,14 +131,16 @@ class Requirements:
         goal, least, of = self.goal, self.profile.least_sizes, self.profile.sizes_of
         if self.proposal.asked.target_size and goal is None:
             size = one_line(self.proposal.asked.target_size, limit=40)
-            yield Missing(f"a valid result of the target size {size}", "add it to the axes, and submit it")
+            planned = with_baseline(self.proposal.results.rows, self.proposal.asked.target_size)
+            remedy = _REPAIR if planned else _ADD
+            yield Missing(f"a valid result of the target size {size}", remedy)
         is_target = bool(goal and self.proposal.asked.target_size)
         counts_all = not goal or (goal.is_base and not is_target)
         rows = [row for row in self.rows if counts_all or (goal and row.gpus <= goal.gpus)]
         sizes = len({getattr(row, of) for row in rows if of == "gpus" or nodes_known(row)})
         if sizes < least:
-            more = count(least - sizes, f"more {'node' if of == 'nodes' else 'GPU'} count")
-            yield Missing(f"{more}: {sizes} of {least} are valid", f"add sizes up to the target to axes.{of}")
+            more = count(least - sizes, f"more {'node' if of == 'nodes' else self._device} count")
+            yield Missing(f"{more}: {sizes} of {least} are valid", "add sizes up to the target to the axes")
         for row in self.proposal.series[0] if self.proposal.series else ():
             if row.n and (error := self.proposal.results.error_of(row)):
                 what = f"a valid result at {self.proposal.size(row)}: {heading(error)}"
@@ -132,10 +151,20 @@ class Requirements:
                 f"a target size above {self.proposal.size(goal)}, the baseline", "give --target-size"
             )
         elif goal and choice and choice.verdicts[goal.place].kind is not VerdictKind.EFFICIENT:
-            value = f"; it is {self.proposal.efficiency(goal)}" if not goal.is_base else ""
-            what = f"an efficiency of at least {self.profile.threshold} at {self.proposal.size(goal)}{value}"
-            what = what if value else f"a size with an efficiency of at least {self.profile.threshold}"
-            yield Missing(what, "request a smaller size, or submit more runs")
+            wanted = f"an efficiency of at least {self.profile.threshold}"
+            if goal.is_base:
+                yield Missing(f"a size above the baseline with {wanted}", "submit more runs, or other sizes")
+                return
+            value, is_known = self.proposal.efficiency(goal), known(goal.efficiency_low)
+            if choice.verdicts[goal.place].kind is VerdictKind.INEFFICIENT:
+                why = f"it is {value}"
+            else:
+                why = f"{value} is not certain" + " with fewer than three runs" * (not is_known)
+            remedy = "request a smaller size, or submit more runs"
+            yield Missing(f"{wanted} at {self.proposal.size(goal)}: {why}", remedy)
+        elif not choice:
+            what = f"an efficiency of at least {self.profile.threshold}: no two sizes can be compared"
+            yield Missing(what, "measure several sizes, see bench plan")
 
     def description(self) -> Found:
         """The Method describes the tool's own training, but of a command only its words."""
@@ -147,7 +176,8 @@ class Requirements:
 
     def same_input(self) -> Found:
         """In weak scaling, the input grows with the size."""
-        if self.rows and self.rows[0].mode != "strong":
+        shown = self.rows or self.proposal.shown or self.proposal.results.rows
+        if shown and all(row.mode != "strong" for row in shown):
             what = "the same input at all sizes: this series is not strong scaling"
             yield Missing(what, "measure scaling: {mode: strong}, or choose another --series")
         elif not self._is_built_in:
@@ -179,18 +209,25 @@ class Requirements:
             yield Missing(f"runs on {asked.cluster}: the cluster is {named}", f"run it on {asked.cluster}")
 
     @cached_property
-    def _wall_times(self) -> tuple[list[list[float]], str]:
-        """The wall times of the runs of each size (s), from start to end; and why they do not count."""
-        times = [[run.wall_s for run in own if run.wall_s > 0] for own in self.runs]
+    def _wall_times(self) -> tuple[list[list[float]], str, str]:
+        """The wall times of the runs of each size (s), from start to end; why they do not count; a remedy."""
+        times = [[run.wall_s for run in own if known(run.wall_s)] for own in self.runs]
         if any(run.allocation == "pack" for own in self.runs for run in own):
-            return times, "the runs shared a job (--pack)"
-        return times, "" if times and all(times) else "some sizes have no start and end"
+            return times, "the runs shared a job (--pack)", _OWN_JOB
+        if not times:
+            return times, "no size has a valid result", _REPAIR
+        if not all(times):
+            return times, "some sizes have no start and end", "bench verify says what is missing"
+        is_long = all(wall_s > 0 for own in times for wall_s in own)
+        return times, "" if is_long else "some runs took less than a second", _LONGER
 
     def wall_time(self) -> Found:
         """Yield the wall time of each size."""
-        times, reason = self._wall_times
+        times, reason, remedy = self._wall_times
+        if all(times):
+            yield from self._too_short([mean(own) for own in times])
         if reason:
-            yield Missing(f"the wall time of each size: {reason}", _OWN_JOB)
+            yield Missing(f"the wall time of each size: {reason}", remedy)
             return
         means = [mean(own) for own in times]
         ends = zip(means, *mean_interval(log_moments(times)), strict=True)
@@ -198,23 +235,25 @@ class Requirements:
         what = "whole jobs" if is_job else "runs, from the start of the script to its end"
         note = f"Wall times are those of {what}, with start-up and warm-up."
         yield Column("Wall time (s)", [_with_ends(three_digits, *own) for own in ends], note)
-        if min(means) < 60 * self.profile.least_minutes:
-            size = self.proposal.size(self.rows[means.index(min(means))])
-            least, took = self.profile.least_minutes, human_duration(min(means))
-            yield Missing(f"runs of {least:g} minutes: {took} at {size}", _LONGER)
+
+    def _too_short(self, means: Sequence[float]) -> Found:
+        least_s = 60 * self.profile.least_minutes
+        if not means:
+            yield Missing(f"runs of {human_duration(least_s)}: no size has a valid result", _LONGER)
+        elif min(means) < least_s:
+            size, took = self.proposal.size(self.rows[means.index(min(means))]), human_duration(min(means))
+            yield Missing(f"runs of {human_duration(least_s)}: {took} at {size}", _LONGER)
 
     def wall_efficiency(self) -> Found:
         """Yield E = p_b T_b / (p_N T_N) with the wall times T and the ranks p of baseline and size."""
-        times, reason = self._wall_times
+        times, reason, remedy = self._wall_times
         bases = [at for at, row in enumerate(self.rows) if row.is_base]
         samples = [run.samples for own in self.runs for run in own]
-        remedy = "measure strong scaling, with the same work at all sizes"
-        if reason:
-            remedy = _OWN_JOB
-        elif not bases or self.rows[0].mode != "strong":
-            reason = "it needs strong scaling with a valid baseline"
-        elif not all(map(known, samples)) or max(samples) > (1 + _SAME_WORK) * min(samples):
-            reason = "that all sizes did equal work is not known"
+        strong = "measure strong scaling, with the same work at all sizes"
+        if not reason and (not bases or self.rows[0].mode != "strong"):
+            reason, remedy = "it needs strong scaling with a valid baseline", strong
+        elif not reason and (not all(map(known, samples)) or max(samples) > (1 + _SAME_WORK) * min(samples)):
+            reason, remedy = "that all sizes did equal work is not known", strong
         if reason:
             yield Missing(f"an efficiency of the wall time: {reason}", remedy)
             return
@@ -235,7 +274,8 @@ class Requirements:
         """Yield the share of the wall time outside the timed windows: at least that of the start-up."""
         shares = [mean(1 - run.window_s / run.wall_s for run in own if run.wall_s > 0) for own in self.runs]
         if not shares or not all(map(known, shares)):
-            yield Missing("the share of the start-up: the times of steps or runs are not known", _RECORDER)
+            remedy = _REPAIR if self._is_built_in else _RECORDER
+            yield Missing("the share of the start-up: the times of steps or runs are not known", remedy)
             return
         if min(shares) < -_SAME_WORK:
             size = self.proposal.size(self.rows[shares.index(min(shares))])
@@ -246,7 +286,7 @@ class Requirements:
         yield Column("Outside steps", [percent(share) for share in shares], note)
         if max(shares) > self.profile.most_start_up:
             size = self.proposal.size(self.rows[shares.index(max(shares))])
-            share = f"{percent(max(shares))} of {size} is outside the timed steps"
+            share = f"{short_percent(max(shares))} of {size} is outside the timed steps"
             yield Missing(f"a start-up that does not dominate: {share}", _LONGER)
 
     def utilisation(self) -> Found:
@@ -296,6 +336,9 @@ class Requirements:
         """Yield the script of the requested size; a script with values that are not shown is left out."""
         study, goal = self.proposal.results.study, self.goal or self.proposal.row
         cells = [cell for cell in study.planned if goal and clean(cell.cell_id) == goal.cell_id]
+        if any(run.allocation == "pack" for own in self.runs for run in own):
+            what = "the script of a job of this size: the runs shared jobs of scripts/pack.sbatch"
+            yield Missing(what, _OWN_JOB)
         for cell in cells:
             path = study.folder.scripts / f"{cell.cell_id}{SCHEDULERS[str(study.plan['executor'])].suffix}"
             values = shown_variables(cell.env, cell.swept)
@@ -316,7 +359,12 @@ class Requirements:
                 indented = [(len(line) - len(line.lstrip()), line.lstrip()) for line in lines]
                 yield Part(f"Job script of {self.proposal.size(goal)}" if goal else "", lines=indented)
         if not cells:
-            yield Missing("the job script: there is no planned size", "attach yours")
+            why, remedy = (
+                ("no size is requested", "attach one of scripts/")
+                if study.planned
+                else ("there is none", "attach yours")
+            )
+            yield Missing(f"the job script: {why}", remedy)
 
 
 def _with_ends(form: Callable[[float], str], value: float, low: float, high: float) -> str:

@@ -102,6 +102,9 @@ def what_was_run(executed: Executed, environment: Environment) -> Iterator[str]:
     kinds = executed.kinds()
     for cells in kinds:
         yield from _of_kind(executed, cells, is_only=len(kinds) == 1)
+    facts = dict(environment.facts)
+    if not any(facts.get(name) for name in _SOFTWARE):
+        yield "No run recorded what it executed, so this is what was planned."
     yield _launch(executed.cells)
     yield from _machine(environment, executed)
     if any(run.measured for run in executed.runs):
@@ -127,7 +130,8 @@ def _runs(runs: Sequence[RunRow], tool: str, *, in_study: int) -> str:
         f"{count(len(runs), 'run')} of {count(len({run.cell_id for run in runs}), 'configuration')}{of_all}"
     )
     if any(run.measured for run in runs):
-        return f"The numbers are those of {number}, executed by {tool}{when}."
+        packed = "; the runs shared jobs, one after another" * any(run.allocation == "pack" for run in runs)
+        return f"The numbers are those of {number}, executed by {tool}{when}{packed}."
     return f"{capital(tool)} {what} {number}{when}. None of them has a throughput."
 
 
@@ -305,7 +309,7 @@ def _machine(environment: Environment, executed: Executed) -> Iterator[str]:
     number = count(len(hosts) + environment.hosts_left_out, "host")
     parts = [facts.get("device_name"), number if hosts else None]
     cores = listed(list(dict.fromkeys(host.cores for host in environment.hosts if host.cores)))
-    parts.append(f"{cores} cores per host for its ranks" if cores else None)
+    parts.append(f"{cores} {'core' if cores == '1' else 'cores'} per host for its ranks" if cores else None)
     if threads := facts.get("threads_per_rank"):
         parts.append(f"{'requested ' if executed.reads_values else ''}threads per rank: {threads}")
     if machine := "; ".join(filter(None, parts)):

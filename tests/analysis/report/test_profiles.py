@@ -22,6 +22,7 @@ from tests.analysis.figures import no_figure
 from tests.analysis.report.test_proposal import LATEX, compiled
 from tests.analysis.studies import Timing, change_run, environment, finished, merged, strong, weak
 from tests.common import change_json, edited_csv, raised
+from tests.freeze.compare import unpack
 
 FAST = Timing(comm_s=1e-4, fixed_s=0.0)
 
@@ -72,7 +73,8 @@ def complete(tmp_path_factory) -> Path:
 
 
 BY_HAND = [
-    "by hand: large has 6 to 60 nodes and gpularge 1 to 10; results are expected within 30 days of the trial access",
+    "by hand: check that the size fits the partition (large has 6 to 60 nodes, gpularge 1 to 10); results are "
+    "expected within 30 days of the trial access",
     "by hand: with MPI and OpenMP, attach stderr of a run with OMP_DISPLAY_AFFINITY=true and the format of the rules",
     "by hand: check that the runs have the parameters of production, and that the smallest size is the least that "
     "fits",
@@ -87,7 +89,9 @@ OWN_PROGRAM = [
 def test_a_complete_study_lacks_only_what_no_tool_can_know(complete):
     parts, missing = checked(complete, target_size="4x1")
     assert missing == [*OWN_PROGRAM, *BY_HAND]
-    assert parts["Runs"].text.startswith("Means over the runs of a size. Wall times are those of whole jobs")
+    assert parts["Runs"].text.startswith(
+        "Means over the runs of a size that count. Wall times are those of whole jobs"
+    )
     assert parts["Target"].text.startswith(
         "The largest job in production is 4 GPUs on 4 nodes, with an effic"
     )
@@ -126,7 +130,7 @@ def test_each_lack_is_listed_with_its_reason(complete, tmp_path):
     _, missing = checked(copy, target_size="8x1")
     assert "missing: a valid result of the target size 8x1; add it to the axes, and submit it" in missing
     _, missing = checked(copy, target_size="2x1")
-    assert "missing: 1 more node count: 2 of 3 are valid; add sizes up to the target to axes.nodes" in missing
+    assert "missing: 1 more node count: 2 of 3 are valid; add sizes up to the target to the axes" in missing
     change_json(copy / "plan.json", executor="local")
     _, missing = checked(copy, target_size="4x1")
     assert [one for one in missing if one not in OWN_PROGRAM + BY_HAND] == [
@@ -142,12 +146,12 @@ def test_short_weak_runs_on_cpus_of_another_cluster_lack_most(tmp_path):
     _, missing = checked(path)
     assert [one.removeprefix("missing: ").partition(":")[0] for one in missing[: -len(BY_HAND)]] == [
         "1 more node count",
-        "a size with an efficiency of at least 0.75; request a smaller size, or submit more runs",
+        "a size above the baseline with an efficiency of at least 0.75; submit more runs, or other sizes",
         "runs of your program",
         "the same input at all sizes",
         "the size of your largest job in production; add --target-size SIZE",
         "runs on roihu",
-        "runs of 3 minutes",
+        "runs of 3 min",
         "an efficiency of the wall time",
         "a start-up that does not dominate",
         "GPU utilisation",
@@ -250,3 +254,56 @@ def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
     parts, missing = checked(path)
     assert "Job script" in parts
     assert "missing: a batch script: this one is for executor local; add it by hand" in missing
+
+
+@pytest.mark.parametrize(
+    ("study", "asked", "lacks"),
+    [
+        (
+            "disturbed",
+            {"target_size": "2x1"},
+            [
+                "an efficiency of at least 0.75 at 2 ranks on 2 nodes: 0.99 is not certain with fewer than three runs; "
+                "request a smaller size, or submit more runs"
+            ],
+        ),
+        (
+            "pack",
+            {"target_size": "2x1"},
+            [
+                "a valid result of the target size 2x1; bench status says what is wrong with its runs",
+                "runs of 3 min: 14 s at 1 rank on 1 node; raise workload.steps_per_epoch, or the work of the command",
+                "the wall time of each size: the runs shared a job (--pack); submit each run as a job of its own",
+                "the script of a job of this size: the runs shared jobs of scripts/pack.sbatch; submit each run as a job of "
+                "its own",
+            ],
+        ),
+        (
+            "preempted",
+            {},
+            [
+                "an efficiency of at least 0.75: no two sizes can be compared; measure several sizes, see bench plan",
+                "the same input at all sizes: this series is not strong scaling; measure scaling: {mode: strong}, or choose "
+                "another --series",
+                "runs of 3 min: no size has a valid result; raise workload.steps_per_epoch, or the work of the command",
+                "the wall time of each size: no size has a valid result; bench status says what is wrong with its runs",
+                "the job script: no size is requested; attach one of scripts/",
+            ],
+        ),
+    ],
+)
+def test_what_real_studies_lack_is_listed_with_its_true_reason(study, asked, lacks, tmp_path):
+    unpack(study, tmp_path)
+    _, missing = checked(tmp_path / study, **asked)
+    assert [one for one in lacks if f"missing: {one}" not in missing] == []
+
+
+def test_the_text_says_that_runs_shared_a_job_and_what_nobody_recorded(tmp_path):
+    texts = {}
+    for study in ("pack", "preempted"):
+        unpack(study, tmp_path)
+        results = Results.of(load_study(tmp_path / study))
+        texts[study] = Proposal.of(results, Request(profile=read_profile("csc"))).context()["method"]
+    assert "; the runs shared jobs, one after another." in texts["pack"]
+    assert "No run recorded what it executed, so this is what was planned." in texts["preempted"]
+    assert "and no time is requested." in texts["preempted"]
