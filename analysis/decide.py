@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -174,9 +174,13 @@ def decide(
     ``spread`` is a stated standard deviation of a run's logarithm, for sizes with fewer than three runs.
     """
     base = next((row.base for row in reversed(rows) if row.base and known(row.efficiency)), None)
-    valid = [row for row in rows if base and _is_valid(row, base, invalid)]
+    valid = [
+        row for row in rows if base and row.n and known(row.efficiency) and not error_of(row, base, invalid)
+    ]
     compared = [row for row in valid if base and row.gpus > base.gpus]
-    beyond = [row for row in compared if _certain_from(row) > SUPERLINEAR]
+    # Without an interval, the point counts.
+    ends = ((row, row.efficiency_low if known(row.efficiency_low) else row.efficiency) for row in compared)
+    beyond = [row for row, low in ends if low > SUPERLINEAR]
     found: dict[int, Verdict] = {}
     for row in rows:
         if row in compared and base:
@@ -188,23 +192,18 @@ def decide(
     ordered = sorted(compared, key=lambda row: (row.gpus, row.rate))
     # A requested baseline is not the smallest size: the smaller ones are faster or slower, too.
     others = [*([base] if base and base not in valid else ()), *valid]
-    best = next(
-        (
-            row
-            for row in reversed(ordered)
-            if found[row.place].kind is VerdictKind.EFFICIENT and _is_fastest(row, others)
-        ),
-        None,
+    efficient, below = (
+        [row for row in ordered if found[row.place].kind is kind]
+        for kind in (VerdictKind.EFFICIENT, VerdictKind.INEFFICIENT)
     )
+    best = next((row for row in reversed(efficient) if _is_fastest(row, others)), None)
     if best:
-        verdict = found[best.place]
-        found[best.place] = Verdict(verdict.kind, verdict.judged, recommended=True)
-    below = [row for row in ordered if found[row.place].kind is VerdictKind.INEFFICIENT]
-    findings = [slower for row in ordered if (slower := _slower(row, others))]
+        found[best.place] = replace(found[best.place], recommended=True)
+    findings: list[Finding] = []
     if beyond and base:
         most = max(beyond, key=lambda row: row.efficiency)
-        about = SlowBaseline(baseline=ranks(base), size=ranks(most), efficiency=most.efficiency)
-        return Choice(found, best, below, [about, *findings])
+        findings = [SlowBaseline(baseline=ranks(base), size=ranks(most), efficiency=most.efficiency)]
+    findings += [slower for row in ordered if (slower := _slower(row, others))]
     return Choice(found, best, below, findings)
 
 
@@ -222,15 +221,6 @@ def decide_all(
     return found
 
 
-def _is_valid(row: ScalingRow, base: ScalingRow, invalid: Invalid) -> bool:
-    return bool(row.n) and known(row.efficiency) and not error_of(row, base, invalid)
-
-
-def _certain_from(row: ScalingRow) -> float:
-    """Return the lower end of an efficiency, or the point without an interval."""
-    return row.efficiency_low if known(row.efficiency_low) else row.efficiency
-
-
 def _without_judgement(row: ScalingRow, base: ScalingRow | None, invalid: Invalid) -> Verdict:
     if not row.n:
         lacking = (one.outcomes[0].outcome for one in row.facts if isinstance(one, RunsMissing))
@@ -241,13 +231,11 @@ def _without_judgement(row: ScalingRow, base: ScalingRow | None, invalid: Invali
 
 
 def _verdict(row: ScalingRow, judged: Judged, guide: float) -> Verdict:
-    reference = judged.reference
-    undisturbed = min(row.n_undisturbed, reference.n_undisturbed)
-    needs = float(MIN_RUNS - undisturbed)
-    if min(row.n, reference.n) < MIN_RUNS:
-        return Verdict(VerdictKind.FEW_RUNS, judged, more_runs=(needs, math.inf))
+    undisturbed = min(row.n_undisturbed, judged.reference.n_undisturbed)
     if undisturbed < MIN_RUNS:
-        return Verdict(VerdictKind.CANNOT_TELL, judged, more_runs=(needs, math.inf))
+        is_few = min(row.n, judged.reference.n) < MIN_RUNS
+        kind = VerdictKind.FEW_RUNS if is_few else VerdictKind.CANNOT_TELL
+        return Verdict(kind, judged, more_runs=(float(MIN_RUNS - undisturbed), math.inf))
     # The interval contains the point, which far outliers take out of that of the geometric mean.
     if judged.p >= EFFICIENT and judged.efficiency_low >= guide * (1 - _EQUAL):
         return Verdict(VerdictKind.EFFICIENT, judged)

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from analysis.checks.assessment import assess
+from analysis.checks.assessment import CheckedStudy
 from analysis.checks.scaling_table import Invalid, error_of
 from analysis.compare.matching import match_studies
 from analysis.data.columns import ScalingRow, grouped
 from analysis.data.differences import spelled
 from analysis.data.load import Study, load_study
 from analysis.stats.estimate import MIN_RUNS, log_moments, ratio_interval
-from analysis.stats.measured import Measured, measure
+from analysis.stats.measured import Measured
 from analysis.stats.rates import RateUnit, rate_unit
 from analysis.text import clean, heading, one_line, plain
 from bench.archive import is_archive, open_archive
@@ -222,9 +222,9 @@ class _Values:
             try:
                 path = self.study.folder.source.parent / name
                 other = load_study(open_archive(path).path if is_archive(path) else path)
-                pairs, frames = match_studies(other, self.study).pairs, measure(other)
-                invalid = assess(other, frames).invalid
-                runs = {ours: frames.measured_in(theirs) for theirs, ours in pairs if theirs not in invalid}
+                pairs, about = match_studies(other, self.study).pairs, CheckedStudy.of(other)
+                valid = [(theirs, ours) for theirs, ours in pairs if theirs not in about.invalid]
+                runs = {ours: about.frames.measured_in(theirs) for theirs, ours in valid}
                 self.others[name] = {cell: [run.rate for run in own] for cell, own in runs.items()}
             except BenchError as error:
                 self.others[name] = one_line(error.message)

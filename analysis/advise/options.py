@@ -17,9 +17,8 @@ from typing import Annotated
 import numpy as np
 from scipy import special
 
-from analysis.checks.assessment import assess
-from analysis.checks.scaling_table import scaling_table
-from analysis.data.columns import CellSize, Column, ScalingRow, columns_of, first_of_cells, grouped
+from analysis.checks.assessment import CheckedStudy
+from analysis.data.columns import CellSize, Column, columns_of, first_of_cells, grouped
 from analysis.data.differences import settings_of
 from analysis.data.load import Study
 from analysis.stats.attempts import cell_success
@@ -31,7 +30,6 @@ from analysis.stats.estimate import (
     runs_to_decide,
     unpaired,
 )
-from analysis.stats.measured import Measured, measure
 from analysis.text import clean, one_line
 from bench.matrix.cell import SIZES
 from ddp_scaling_bench.finding import Finding
@@ -154,19 +152,14 @@ def options_of(studies: Mapping[str, Study], *, samples: int, epochs: int) -> Ad
     """
     found = Advice(samples, epochs, [], [], validity := {})
     for name, study in studies.items():
-        frames = measure(study)
-        rows = scaling_table(frames)
-        assessment = assess(study, frames, rows)
-        validity[name] = assessment.findings
+        about = CheckedStudy.of(study)
+        validity[name] = about.assessment.findings
         if any(cell.is_average for cell in study.planned):
             found.notes.append(
                 f"{name}: rates are averages of whole runs, so times do include start-up, and validation if "
                 "the command counts it, in proportion to the samples"
             )
-        for option in _options(study, frames, rows, samples=samples, epochs=epochs):
-            option.study, option.error = name, assessment.invalid.get(option.cell_id)
-            option.not_valid = option.error.kind if option.error else ""
-            found.options.append(option)
+        found.options.extend(_options(about, name, samples=samples, epochs=epochs))
     return found
 
 
@@ -213,19 +206,25 @@ def fastest_training_s(options: Iterable[Option]) -> dict[Layout, float]:
     }
 
 
-def _options(
-    study: Study, frames: Measured, rows: Sequence[ScalingRow], *, samples: int, epochs: int
-) -> Iterator[Option]:
+def _options(about: CheckedStudy, name: str, *, samples: int, epochs: int) -> Iterator[Option]:
     """Yield one option per planned cell, measured or not."""
-    gpu, settings, checkpoints = _gpu(study), _settings(study), _checkpoints(study, frames)
+    study, frames = about.study, about.frames
+    gpu, settings = _gpu(study), _settings(study)
+    epochs_of_runs = study.epochs[
+        study.epochs["run_id"].isin({run.run_id for run in about.runs if run.measured})
+    ]
+    checkpoints = epochs_of_runs.groupby("cell_id", observed=True)["checkpoint_time_sec"].mean().to_dict()
     success, cells = cell_success(study), {cell.cell_id: cell for cell in frames.cells}
-    for row in first_of_cells(rows):
+    for row in first_of_cells(about.rows):
         runs = [] if row.other_batch else frames.measured_in(row.cell_id)
         step_times = [run.step_time_sec for run in runs]
         low_s, high_s = _further_run(step_times)
-        own = success[row.cell_id]
+        own, error = success[row.cell_id], about.invalid.get(row.cell_id)
         yield Option(
-            **{name: getattr(row, name) for name in columns_of(CellSize)},
+            **{column: getattr(row, column) for column in columns_of(CellSize)},
+            study=name,
+            error=error,
+            not_valid=error.kind if error else "",
             cell_id=row.cell_id,
             kind="measured" if row.n else "not measured",
             setting=settings.get(row.cell_id, ""),
@@ -267,14 +266,6 @@ def _further_run(step_times: Sequence[float]) -> tuple[float, float]:
     half = special.stdtrit(moments.n - 1, 0.95) * np.sqrt(moments.variance * (1 + 1 / moments.n))
     low, high = np.exp(moments.mean - half), np.exp(moments.mean + half)
     return float(low[0]), float(high[0])
-
-
-def _checkpoints(study: Study, frames: Measured) -> dict[str, float]:
-    """Return the mean seconds per checkpoint by cell, over the epochs of measured runs."""
-    counted = {run.run_id for run in frames.runs if run.measured}
-    epochs = study.epochs[study.epochs["run_id"].isin(counted)]
-    means = epochs.groupby("cell_id", observed=True)["checkpoint_time_sec"].mean()
-    return {str(cell): float(value) for cell, value in means.items()}
 
 
 def _gpu(study: Study) -> str:

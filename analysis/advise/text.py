@@ -101,16 +101,14 @@ def _not_valid(advice: Advice) -> list[str]:
 
 
 def _summary_of_group(advice: Advice) -> list[str]:
-    first = advice.chosen("first")
-    assert first is not None
+    # If there is a first option, there are a cheapest and a safest one.
+    first, *others = (one for mark in _MARKS if (one := advice.chosen(mark)))
     texts = [f"Ends first: {config(first)}: {_duration(first)}.", *_indistinct(advice)]
-    for mark in ("cheapest", "safest"):
-        chosen = advice.chosen(mark)
-        assert chosen is not None, "if there is a first option, there are a cheapest and a safest one"
+    for mark, chosen in zip(_MARKS[1:], others, strict=True):
+        reason = _reason(chosen, mark)
+        described = f"{config(chosen)}, {reason}; {_duration(chosen)}"
         if chosen is first:
-            texts.append(f"{mark.capitalize()}: the option that ends first, {_reason(chosen, mark)}.")
-            continue
-        described = f"{config(chosen)}, {_reason(chosen, mark)}; {_duration(chosen)}"
+            described = f"the option that ends first, {reason}"
         texts.append(f"{mark.capitalize()}: {described}.")
     return texts
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import variance
 from typing import NamedTuple
 
 from scipy import special
@@ -152,7 +153,8 @@ def divide_cell(runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence] = 
         if not weak:
             break
         # What causes with times of their own take is missing elsewhere, so they are removed first.
-        active -= {key for key in weak if any(map(_has_own_time, by_cause[key].values()))} or weak
+        own_times = {key for key in weak for run in by_cause[key].values() for one in run if known(one.share)}
+        active -= own_times or weak
     alone = sorted((key for key in named.keys() - rows if _stands_alone(named[key], len(runs))), key=str)
     rows |= {key: CauseRow(key.cause, node=key.node, rank=key.rank) for key in alone}
     taken = {
@@ -167,28 +169,20 @@ def divide_cell(runs: Sequence[RunEvidence], base_runs: Sequence[RunEvidence] = 
     ]
     found.sort(key=lambda row: (row.is_rest, math.isnan(row.share), -row.share))
     rests = mean_parts([division[Key(NOT_EXPLAINED)] for division in divisions])
-    return CellDivision(found, rests, mean_parts([_relative(run) for run in runs]))
+    return CellDivision(found, rests, mean_parts([run.relative_parts for run in runs]))
 
 
 def _divide_run(run: RunEvidence, claims: Sequence[Claim], active: set[Key]) -> Division:
     """Divide the step of a run, relative to the mean step of the cell."""
     taken = [one for one in claims if one.key in active]
     reference = run.reference.parts if run.reference else None
-    return divide(_relative(run), taken, reference=reference, factor=run.factor)
-
-
-def _relative(run: RunEvidence) -> Parts:
-    return {part: run.factor * value for part, value in run.parts.items()}
+    return divide(run.relative_parts, taken, reference=reference, factor=run.factor)
 
 
 def _is_certain(row: CauseRow) -> bool:
     """Return True if a share is large enough to be named and its interval, if known, excludes 0."""
     least = _LEAST_LONGER if row.cause == "computation" and math.isnan(row.share_low) else LEAST_SHARE
     return row.is_rest or (row.share >= least and not row.share_low <= 0)
-
-
-def _has_own_time(claims: Sequence[Claim]) -> bool:
-    return any(known(claim.share) for claim in claims)
 
 
 def _stands_alone(claims: Mapping[str, Sequence[Claim]], runs: int) -> bool:
@@ -224,23 +218,17 @@ def _half_width(
     n = len(values)
     if n < MIN_RUNS:
         return math.nan
-    variance = _variance([value / run.factor for value, run in zip(values, runs, strict=True)]) / n
+    total = of_cell = variance([value / run.factor for value, run in zip(values, runs, strict=True)]) / n
     freedom = float(n - 1)
     if reference := runs[0].reference:
         if len(base_runs) < MIN_RUNS:
             return math.nan
         spent = [run.factor * sum(run.parts.get(part, 0.0) for part in sources) for run in base_runs]
-        of_base = reference.rate**2 * _variance(spent) / len(spent)
-        total = variance + of_base
+        of_base = reference.rate**2 * variance(spent) / len(spent)
+        total = of_cell + of_base
         if total > 0:
-            freedom = total**2 / (variance**2 / (n - 1) + of_base**2 / (len(spent) - 1))
-        variance = total
-    return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(variance)
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+            freedom = total**2 / (of_cell**2 / (n - 1) + of_base**2 / (len(spent) - 1))
+    return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(total)
 
 
 def _with_evidence(

@@ -15,8 +15,7 @@ import numpy as np
 
 from analysis.causes.divide import COMPUTING, LEAST_SHARE, LOST, Claim, Parts
 from analysis.causes.evidence import STARVED_FROM, NodeFacts, RunFacts
-from analysis.checks.host_bound import HostBound
-from analysis.checks.slow_ranks import Straggler
+from analysis.checks.slow_ranks import HostBound, Straggler
 from analysis.data.columns import part_title
 from analysis.stats.decompose import mean
 from bench.study.findings import Disturbance, ForeignJob, StudyRun, by_reason
@@ -40,23 +39,6 @@ _LEAST_SAMPLED_S, _PROFILED_CALL_S = 0.001, 20e-6
 _MOST = 3
 #: The parts that are longer if ranks wait for a core.
 _WAITING = (*COMPUTING, "other", "data")
-
-
-@dataclass(frozen=True)
-class LateRank(Straggler):
-    """A late rank of the run (see :data:`analysis.checks.slow_ranks.LATE_FROM`).
-
-    Attributes:
-        whole_node: true if all ranks of the node are late.
-        of_node: true if the node is at fault, not the rank; None if the study does not distinguish them.
-        samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
-        one_part: true if the excess is in one part of the computation only.
-    """
-
-    whole_node: bool
-    of_node: bool | None
-    samples: float = 1.0
-    one_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +84,7 @@ class RunEvidence:
     parts: Parts
     step_s: float
     facts: RunFacts = field(default_factory=RunFacts)
-    late: Sequence[LateRank] = ()
+    late: Sequence[Straggler] = ()
     reference: Reference | None = None
     comm_s: float = math.nan
     ring_bytes_per_s: float = math.nan
@@ -111,6 +93,11 @@ class RunEvidence:
     slow_host: int | None = None
     run_id: str = ""
     factor: float = 1.0
+
+    @property
+    def relative_parts(self) -> Parts:
+        """Each part's fraction of the mean step of the cell."""
+        return {part: self.factor * value for part, value in self.parts.items()}
 
     @property
     def jobs(self) -> list[Disturbance]:
@@ -192,12 +179,6 @@ class Cause:
             evidence = (Longer(parts=longer), *self.reasons(run))
             yield Claim(self.name, evidence, self.excess_of, math.inf)
 
-    def warned(self, run: RunEvidence) -> Iterator[Claim]:
-        """Yield the warnings in the log that show the cause."""
-        for warning, line in run.facts.warnings.items():
-            if warning in self.warnings:
-                yield Claim(self.name, (line,), timeless=True)
-
 
 def claims_of(run: RunEvidence) -> list[Claim]:
     """Return the causes of one run, in the order in which :func:`divide` gives them their shares.
@@ -207,10 +188,9 @@ def claims_of(run: RunEvidence) -> list[Claim]:
     claims: list[Claim] = []
     for cause in CAUSES.values():
         claims += cause.rule(run)
-        if run.facts.warnings:
-            claims += cause.warned(run)
-        if cause.excess_of:
-            claims += cause.excess(run)
+        lines = [line for name, line in run.facts.warnings.items() if name in cause.warnings]
+        claims += [Claim(cause.name, (line,), timeless=True) for line in lines]
+        claims += cause.excess(run)
     return sorted(claims, key=lambda claim: math.isinf(claim.share))
 
 
@@ -338,7 +318,7 @@ class LateRanks(Cause, name="late-rank"):
 
     def rule(self, run: RunEvidence) -> Iterator[Claim]:
         """Yield the late ranks or nodes. Their delays overlap: all shares together are the largest delay."""
-        groups: dict[tuple[str, int | None], LateRank] = {}
+        groups: dict[tuple[str, int | None], Straggler] = {}
         for late in run.late:
             key = (late.host, None if late.of_node else late.rank)
             groups[key] = max(late, groups.get(key, late), key=lambda one: one.share)
@@ -367,7 +347,7 @@ class LateRanks(Cause, name="late-rank"):
                 claim = replace(claim, share=claim.share - own)
             yield claim
 
-    def _why(self, run: RunEvidence, late: LateRank) -> tuple[str, Sequence[Finding]]:
+    def _why(self, run: RunEvidence, late: Straggler) -> tuple[str, Sequence[Finding]]:
         """Return the cause of a late rank, and the evidence for it."""
         lines = self._calls(run, late)
         if late.part == "other":
@@ -394,7 +374,7 @@ class LateRanks(Cause, name="late-rank"):
         place: dict[bool | None, list[Finding]] = {True: [WholeNode()], None: [RankOrNode()], False: []}
         return "late-rank", [*place[late.of_node], *lines]
 
-    def _clock_ratio(self, facts: RunFacts, late: LateRank) -> float:
+    def _clock_ratio(self, facts: RunFacts, late: Straggler) -> float:
         """Return the clock of the rank's GPU or node over the median of the other clocks; NaN if unknown."""
         cores = {name: node.freq_mhz for name, node in facts.nodes.items() if known(node.freq_mhz)}
         of_device: list[tuple[Mapping[Any, float], Any]] = [(facts.clock_mhz, late.rank), (cores, late.host)]
@@ -404,7 +384,7 @@ class LateRanks(Cause, name="late-rank"):
                 return clocks[own] / float(np.median(others))
         return math.nan
 
-    def _calls(self, run: RunEvidence, late: LateRank) -> list[Finding]:
+    def _calls(self, run: RunEvidence, late: Straggler) -> list[Finding]:
         """Return the late rank's call with the most extra time, if that is at least 30 % of the excess."""
         part = {"data": "data_load", "other": None}.get(late.part, late.part)
         spent_s: dict[tuple[str, int, str], dict[bool, list[float]]] = {}

@@ -196,20 +196,19 @@ def read_facts(
         retries=max(_sums(ranks, "rank", "allocator_retries").values(), default=math.nan) / steps,
         searches_for_nothing=ddp.get("find_unused_parameters") is True
         and ddp.get("unused_parameter_bytes") == 0,
-        warnings={line.cause: _warning(line) for line in reversed(warnings or ())},
+        warnings={
+            line.cause: WarningLine(
+                warning=line.cause,
+                path=one_line(line.path or "log", limit=80),
+                line=line.line,
+                text=one_line(line.evidence, limit=160),
+                change=line.remedy,
+            )
+            for line in reversed(warnings or ())
+        },
         calls=tuple(read_sampled_step(folder)),
         disturbed=foreign,
         nominal_bytes_per_s=min(rates) if rates and all(rate > 0 for rate in rates) else math.nan,
-    )
-
-
-def _warning(line: LogCause) -> WarningLine:
-    return WarningLine(
-        warning=line.cause,
-        path=one_line(line.path or "log", limit=80),
-        line=line.line,
-        text=one_line(line.evidence, limit=160),
-        change=line.remedy,
     )
 
 

@@ -5,24 +5,23 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from analysis.causes.cells import CauseRow, CellDivision, divide_cell, mean_parts
-from analysis.causes.claims import MUCH, LateRank, Reference, RunEvidence, SlowAllReduces
+from analysis.causes.claims import MUCH, Reference, RunEvidence, SlowAllReduces
 from analysis.causes.divide import COMPUTING, LOST, NOT_EXPLAINED, NOT_VALID, WHOLE, Parts
 from analysis.causes.evidence import RunFacts, read_facts
-from analysis.checks.assessment import assess
+from analysis.checks.assessment import CheckedStudy
 from analysis.checks.fabric import FabricRow, fabric_table, sweep_rows
-from analysis.checks.host_bound import host_bound
 from analysis.checks.scaling_table import Invalid, error_of, scaling_table
-from analysis.checks.slow_ranks import stragglers, unequal_samples
+from analysis.checks.slow_ranks import Straggler, host_bound, stragglers, unequal_samples
 from analysis.data.columns import PARTS, RunRow, ScalingRow, grouped, part_title
 from analysis.data.load import RankOfRun, Study
 from analysis.stats.decompose import USEFUL_PARTS, mean
-from analysis.stats.measured import Measured, measure, ranks_sample
 from analysis.text import heading
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import clauses, count, known, short_percent
@@ -87,7 +86,7 @@ class Rest(Finding, kind="rest"):
         return clauses(parts)
 
 
-def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
+def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[Straggler]]:
     """Return the late ranks by run.
 
     If all ranks of a node with several ranks are late, the cause is the node; if only some are late, the
@@ -98,7 +97,7 @@ def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
     found = stragglers(ranks)
     if not found:
         return {}
-    samples = {(row.run_id, row.most): row.ratio for row in unequal_samples(ranks)}
+    samples = {(most.run_id, most.rank): ratio for most, _, ratio in unequal_samples(ranks)}
     one_part = _in_one_part(ranks)
     late_here = Counter((row.run_id, row.host) for row in found)
     hosts_of, ranks_on = defaultdict(set), defaultdict(set)
@@ -106,7 +105,7 @@ def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
         if row.host_ranks == 1:
             hosts_of[row.rank].add(row.host)
             ranks_on[row.host].add(row.rank)
-    late: dict[str, list[LateRank]] = defaultdict(list)
+    late: dict[str, list[Straggler]] = defaultdict(list)
     for row in found:
         whole = late_here[row.run_id, row.host] == row.host_ranks
         in_one_part = (row.cell_id, row.rank) in one_part
@@ -114,15 +113,9 @@ def late_ranks(ranks: Sequence[RankOfRun]) -> dict[str, list[LateRank]]:
         if row.host_ranks == 1:
             moves, several = len(hosts_of[row.rank]) > 1, len(ranks_on[row.host]) > 1
             of_node = False if in_one_part else several if several != moves else None
-        late[row.run_id].append(
-            LateRank(
-                **asdict(row),
-                whole_node=whole,
-                of_node=of_node,
-                samples=samples.get((row.run_id, row.rank), 1.0),
-                one_part=in_one_part,
-            )
-        )
+        more = samples.get((row.run_id, row.rank), 1.0)
+        own = replace(row, whole_node=whole, of_node=of_node, samples=more, one_part=in_one_part)
+        late[row.run_id].append(own)
     return late
 
 
@@ -158,9 +151,9 @@ def _in_one_part(ranks: Iterable[RankOfRun]) -> set[tuple[str, int]]:
     return found
 
 
-def read_run_facts(study: Study, frames: Measured) -> dict[str, RunFacts]:
+def read_run_facts(about: CheckedStudy) -> dict[str, RunFacts]:
     """Read the facts of the runs that count, at most :data:`analysis.stats.measured.MAX_RANKS_FILES`."""
-    ends = {run_id: record.end for run_id, record in study.records.items() if record.end}
+    ends = {run_id: record.end for run_id, record in about.study.records.items() if record.end}
     return {
         run.run_id: read_facts(
             run.folder,
@@ -169,24 +162,22 @@ def read_run_facts(study: Study, frames: Measured) -> dict[str, RunFacts]:
             disturbed=run.disturbed,
             warnings=ends[run.run_id].warnings if run.run_id in ends else None,
         )
-        for run in ranks_sample(frames.runs)
+        for run in about.sample
         if run.folder
     }
 
 
 def read_evidence(
-    study: Study, frames: Measured, facts: Mapping[str, RunFacts], *, fabric: Iterable[FabricRow] = ()
+    about: CheckedStudy, facts: Mapping[str, RunFacts], *, fabric: Iterable[FabricRow]
 ) -> dict[str, list[RunEvidence]]:
     """Return the evidence of the runs that count, by cell.
 
     Runs that are not in ``facts`` get the facts of the first run of their cell that is.
     """
-    sample = ranks_sample(frames.runs)
-    ranks = study.ranks_of([run.run_id for run in sample])
-    late, slow_hosts = late_ranks(ranks), grouped(host_bound(ranks), lambda one: one.run_id)
-    rings = {fit.cell_id: fit.ring_bytes_per_sec for fit in fabric}
-    comm_s = study.epochs.groupby(study.epochs["run_id"].astype("str"))["comm_time_sec"].mean().to_dict()
-    counted = [run for run in frames.runs if run.measured and known(run.step_time_sec)]
+    late, slow_hosts = late_ranks(about.rank_rows), grouped(host_bound(about.rank_rows), attrgetter("run_id"))
+    rings, epochs = {fit.cell_id: fit.ring_bytes_per_sec for fit in fabric}, about.study.epochs
+    comm_s = epochs.groupby(epochs["run_id"].astype("str"))["comm_time_sec"].mean().to_dict()
+    counted = [run for run in about.runs if run.measured and known(run.step_time_sec)]
     found = {}
     for cell, runs in grouped(counted, lambda run: run.cell_id).items():
         parts = [_parts(run) for run in runs]
@@ -258,7 +249,7 @@ def _divide_larger(
     assert row.base
     if any(WHOLE in run.parts for run in (*runs, *base_runs)):
         runs, base_runs = ([replace(run, parts={WHOLE: 1.0}) for run in own] for own in (runs, base_runs))
-    parts = mean_parts([{part: run.factor * value for part, value in run.parts.items()} for run in base_runs])
+    parts = mean_parts([run.relative_parts for run in base_runs])
     waits, base_waits = (mean(run.facts.cpu_wait for run in own) for own in (runs, base_runs))
     reference = Reference(
         facts=base_runs[0].facts,
@@ -302,7 +293,10 @@ def cause_rows(
 def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple[Finding, ...]:
     """Return the evidence for a row of causes.csv, with the number of runs that show it."""
     if cause.cause == NOT_EXPLAINED:
-        return _rest(division)
+        if WHOLE in division.parts:
+            return (PartsUnknown(),)
+        parts = tuple(one for one in rest_parts(division) if abs(one.share) >= _SMALLEST_PART)
+        return (Rest(parts=parts),) if parts else ()
     if cause.is_rest:
         return cause.evidence
     found = [*cause.evidence]
@@ -313,14 +307,6 @@ def _evidence(cause: CauseRow, division: CellDivision, row: ScalingRow) -> tuple
     if row.n_undisturbed == 0:
         found.append(AllDisturbed())
     return tuple(found)
-
-
-def _rest(division: CellDivision) -> tuple[Finding, ...]:
-    """Return the parts of the loss that are not assigned to a cause, the largest first."""
-    if WHOLE in division.parts:
-        return (PartsUnknown(),)
-    parts = [one for one in rest_parts(division) if abs(one.share) >= _SMALLEST_PART]
-    return (Rest(parts=tuple(parts)),) if parts else ()
 
 
 def rest_parts(division: CellDivision) -> list[PartShare]:
@@ -346,9 +332,8 @@ def named(rows: Iterable[CauseRow]) -> list[CauseRow]:
 
 def study_causes(study: Study, *, also_invalid: bool = False) -> list[CauseRow]:
     """Return the content of causes.csv of a study; with ``also_invalid``, cells with an error are divided."""
-    frames = measure(study)
-    rows = scaling_table(frames)
-    return _causes(study, frames, rows, {} if also_invalid else assess(study, frames, rows).invalid)
+    about = CheckedStudy.of(study)
+    return causes_of(about, {} if also_invalid else about.invalid)
 
 
 def run_causes(study: Study, run_id: str) -> list[CauseRow]:
@@ -356,21 +341,21 @@ def run_causes(study: Study, run_id: str) -> list[CauseRow]:
 
     The list is empty if the run has no throughput. Disturbed runs are included.
     """
-    frames = measure(study, include_disturbed=True)
-    every, runs = scaling_table(frames), frames.runs
-    own = {run.cell_id for run in runs if run.run_id == run_id and run.measured}
-    row = next((row for row in every if row.cell_id in own), None)
+    about = CheckedStudy.of(study, include_disturbed=True)
+    own = {run.cell_id for run in about.runs if run.run_id == run_id and run.measured}
+    row = next((row for row in about.rows if row.cell_id in own), None)
     if row is None:
         return []
     cells = () if row.is_base or not row.base else (row.base.cell_id,)
-    alone = replace(frames, runs=[run for run in runs if run.run_id == run_id or run.cell_id in cells])
-    table = [row for row in scaling_table(alone) if row.n]
-    found = _causes(study, alone, table, assess(study, frames, every).invalid)
-    series = next(one.series for one in table if one.cell_id == row.cell_id)
+    runs = [run for run in about.runs if run.run_id == run_id or run.cell_id in cells]
+    alone = replace(about.frames, runs=runs)
+    rows = [row for row in scaling_table(alone) if row.n]
+    found = causes_of(CheckedStudy(study, alone, rows), about.invalid)
+    series = next(one.series for one in rows if one.cell_id == row.cell_id)
     return [one for one in found if (one.series, one.cell_id) == (series, row.cell_id)]
 
 
-def _causes(study: Study, frames: Measured, rows: Sequence[ScalingRow], invalid: Invalid) -> list[CauseRow]:
-    facts = read_run_facts(study, frames)
-    runs = read_evidence(study, frames, facts, fabric=fabric_table(sweep_rows(study)))
-    return cause_rows(rows, divide_study(rows, runs), invalid=invalid)
+def causes_of(about: CheckedStudy, invalid: Invalid) -> list[CauseRow]:
+    """Return the content of causes.csv; the losses of the cells in ``invalid`` are not divided."""
+    runs = read_evidence(about, read_run_facts(about), fabric=fabric_table(sweep_rows(about.study)))
+    return cause_rows(about.rows, divide_study(about.rows, runs), invalid=invalid)

@@ -1,9 +1,10 @@
 """Decide which cells of a study are valid: the one answer that all commands use.
 
-A check is a function that yields findings about a study; :func:`check` registers it, and :func:`assess` calls
-all checks of the modules in this package. A cell is not valid if a finding with the severity ``error`` names
-it. A warning means that results may be affected, or that runs are missing; a finding with the severity
-``info`` is an unexpected result. Every kind is described in docs/analysis.md, with its remedy.
+A check is a function that yields findings about a study; :func:`check` registers it, and
+:attr:`CheckedStudy.assessment` calls all checks of the modules in this package. A cell is not valid if a
+finding with the severity ``error`` names it. A warning means that results may be affected, or that runs are
+missing; a finding with the severity ``info`` is an unexpected result. Every kind is described in
+docs/analysis.md, with its remedy.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from analysis.checks.scaling_table import Invalid, scaling_table
+from analysis.checks.scaling_table import Invalid, error_of, scaling_table
 from analysis.data.columns import RunRow, ScalingRow
 from analysis.data.environment import Environment, describe_environment
 from analysis.data.load import RankOfRun, Study
@@ -25,12 +26,47 @@ from ddp_scaling_bench.finding import Finding
 
 @dataclass(frozen=True)
 class CheckedStudy:
-    """What the checks read: a study with its runs, the scaling table, and the environments of the runs."""
+    """A study with its measurements, its scaling table ``rows``, and what limits their validity."""
 
     study: Study
     frames: Measured
     rows: Sequence[ScalingRow]
-    environment: Environment
+
+    @classmethod
+    def of(
+        cls, study: Study, *, baseline: str | None = None, include_disturbed: bool = False, **more: Any
+    ) -> Self:
+        """Measure a study and compute its scaling table; ``more`` are the other fields of a subclass."""
+        frames = measure(study, include_disturbed=include_disturbed)
+        return cls(study, frames, scaling_table(frames, baseline=baseline), **more)
+
+    @cached_property
+    def environment(self) -> Environment:
+        """Software and hardware of the runs."""
+        return describe_environment(self.study)
+
+    @cached_property
+    def assessment(self) -> Assessment:
+        """What limits the validity of the numbers."""
+        found: list[Finding] = []
+        checks = []
+        for rule in rules():
+            own = list(rule.find(self))
+            found += own
+            applies = {row.cell_id for row in self.measured if row.gpus >= rule.least_ranks}
+            if rule.name and applies:
+                checks.append(Check(rule.name, len(own), len(applies), len(applies & rule.possible(self))))
+        ordered = [[one for one in found if one.severity == level] for level in ("error", "warning", "info")]
+        return Assessment(ordered[0] + ordered[1], checks, ordered[2])
+
+    @property
+    def invalid(self) -> Invalid:
+        """The cells whose values are not valid."""
+        return self.assessment.invalid
+
+    def error_of(self, row: ScalingRow) -> Finding | None:
+        """Return the error of a row or of its baseline; None if their values are valid."""
+        return error_of(row, row.base, self.invalid)
 
     @property
     def runs(self) -> Sequence[RunRow]:
@@ -53,7 +89,7 @@ class CheckedStudy:
         return ranks_sample(self.runs)
 
     @cached_property
-    def ranks(self) -> Sequence[RankOfRun]:
+    def rank_rows(self) -> Sequence[RankOfRun]:
         """The rows of ranks.csv of these runs."""
         return self.study.ranks_of([run.run_id for run in self.sample])
 
@@ -148,25 +184,3 @@ class Assessment:
         """The cells whose values are not valid, each with its first error."""
         errors = [one for one in self.findings if one.severity == "error"]
         return {cell: error for error in reversed(errors) for cell in error.subject}
-
-
-def assess(
-    study: Study,
-    frames: Measured | None = None,
-    rows: Sequence[ScalingRow] | None = None,
-    environment: Environment | None = None,
-) -> Assessment:
-    """Assess a study. ``rows`` is the scaling table; arguments that are missing are computed."""
-    frames = measure(study) if frames is None else frames
-    rows = scaling_table(frames) if rows is None else rows
-    about = CheckedStudy(study, frames, rows, environment or describe_environment(study))
-    found: list[Finding] = []
-    checks = []
-    for rule in rules():
-        own = list(rule.find(about))
-        found += own
-        applies = {row.cell_id for row in about.measured if row.gpus >= rule.least_ranks}
-        if rule.name and applies:
-            checks.append(Check(rule.name, len(own), len(applies), len(applies & rule.possible(about))))
-    ordered = [[one for one in found if one.severity == level] for level in ("error", "warning", "info")]
-    return Assessment(ordered[0] + ordered[1], checks, ordered[2])

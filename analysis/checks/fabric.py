@@ -99,7 +99,6 @@ class RingFit:
 
     alpha_s: float
     beta_s_per_byte: float
-    ranks: int
     left_out: Mapping[int, float]
 
     def worst(self, *, from_bytes: int = 0) -> float | None:
@@ -108,42 +107,35 @@ class RingFit:
         return max(errors, default=None)
 
 
-@dataclass(frozen=True)
-class NoFit:
-    """Reason why latency and bandwidth cannot be fitted to the all-reduces of a run."""
-
-    reason: str
-
-
 def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
     """Return the time of a ring all-reduce of ``size`` bytes in seconds (scalars or arrays)."""
     steps = 2 * (ranks - 1)
     return steps * alpha_s + steps / ranks * size * beta_s_per_byte
 
 
-def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
+def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | str:
     """Fit latency α and inverse bandwidth β to all-reduces of ``sizes`` bytes, or return why this fails."""
     if ranks < 2:
-        return NoFit("a single rank does not communicate")
+        return "a single rank does not communicate"
     given = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
     usable = np.isfinite(given).all(axis=0) & (np.minimum(*given) > 0)
     size, places = np.unique(given[0][usable], return_inverse=True)
     time = np.array([np.median(given[1][usable][places == place]) for place in range(len(size))])
     found = _parameters(size, time, ranks)
-    if isinstance(found, NoFit):
+    if isinstance(found, str):
         return found
     left_out = {}
     for place in range(len(size)):
         without = _parameters(np.delete(size, place), np.delete(time, place), ranks)
-        if not isinstance(without, NoFit):
+        if not isinstance(without, str):
             left_out[int(size[place])] = float(ring_time(size[place], ranks, *without) / time[place]) - 1
-    return RingFit(*found, ranks, left_out)
+    return RingFit(*found, left_out)
 
 
-def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
+def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | str:
     """Return latency α, fitted to small messages, and time per byte β, fitted to large messages."""
     if len(size) < _FEWEST_SIZES:
-        return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
+        return f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}"
     steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
     # The relative errors are weighted by the square of the size, so the largest messages determine β.
     weighted = (size / time) ** 2 * wire
@@ -152,10 +144,10 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     for _ in range(_ROUNDS):
         beta = float((weighted * (time - steps * alpha)).sum()) / scale
         if not (isfinite(beta) and beta > 0):
-            return NoFit("large messages take no longer than small ones")
+            return "large messages take no longer than small ones"
         latent = wire * beta < time / 2
         if not latent.any():
-            return NoFit("no message is small enough to show the latency")
+            return "no message is small enough to show the latency"
         new = float(np.median((time - wire * beta)[latent])) / steps
         if abs(new - alpha) <= 1e-9 * abs(new):
             break
@@ -178,11 +170,7 @@ def _sizes(content: Mapping[str, Any], ids: tuple[str, str], collective: str) ->
     swept = content.get(collective)
     if not isinstance(swept, dict):
         return
-    ranks, sizes, method = (
-        swept.get("ranks", content.get("world_size")),
-        swept.get("sizes"),
-        swept.get("method"),
-    )
+    ranks, sizes = swept.get("ranks", content.get("world_size")), swept.get("sizes")
     if not isinstance(ranks, int) or ranks < 2 or not isinstance(sizes, list):
         return
     for entry in sizes:
@@ -194,7 +182,7 @@ def _sizes(content: Mapping[str, Any], ids: tuple[str, str], collective: str) ->
         if size > 0 and isfinite(time_s) and time_s > 0:
             rate = size / time_s
             rates = (rate, rate * _ROUNDS_OF[collective] * (ranks - 1) / ranks)
-            how = "queued" if method == "queued" else "single"
+            how = "queued" if swept.get("method") == "queued" else "single"
             yield SweepRow(*ids, ranks, size, buckets, len(repeats), time_s, *rates, how, collective)
 
 
@@ -211,7 +199,7 @@ def _cell(cell_id: str, rows: Sequence[SweepRow]) -> FabricRow:
         for run in grouped(rows, lambda row: row.run_id).values()
     ]
     fits = [fit for fit in tried if isinstance(fit, RingFit)]
-    reasons = dict.fromkeys(fit.reason for fit in tried if isinstance(fit, NoFit))
+    reasons = dict.fromkeys(fit for fit in tried if isinstance(fit, str))
     alpha = _with_interval([fit.alpha_s for fit in fits])
     beta = _with_interval([fit.beta_s_per_byte for fit in fits])
     if 0 < len(fits) < MIN_RUNS:

@@ -47,8 +47,7 @@ def _has_cores(env: dict[str, Any]) -> bool:
 
 
 @check("cores", possible=lambda about: about.cells_with(_has_cores))
-def shared_cores(about: CheckedStudy) -> Iterator[CrowdedCores]:
-    """Yield the cells whose ranks share cores."""
+def _shared_cores(about: CheckedStudy) -> Iterator[CrowdedCores]:
     found = [(run.cell_id, crowd) for run, env in about.envs for crowd in crowds(env)]
     if found:
         worst = {
@@ -102,8 +101,7 @@ def _threads_of(env: dict[str, Any]) -> set[int]:
 
 
 @check("threads", possible=lambda about: about.cells_with(_threads_of))
-def unequal_threads(about: CheckedStudy) -> Iterator[UnequalThreads]:
-    """Yield the cells whose ranks have different numbers of threads, or another number than the baseline."""
+def _unequal_threads(about: CheckedStudy) -> Iterator[UnequalThreads]:
     threads: dict[str, set[int]] = {}
     for run, env in about.envs:
         threads.setdefault(run.cell_id, set()).update(_threads_of(env))

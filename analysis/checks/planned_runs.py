@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -77,8 +76,7 @@ class DamagedFiles(Finding, kind="damaged-files"):
 
 
 @check("throughput", possible=lambda about: {row.cell_id for row in about.measured})
-def missing_values(about: CheckedStudy) -> Iterator[Finding]:
-    """Yield the runs that do not count, and the damaged files of completed runs."""
+def _missing_values(about: CheckedStudy) -> Iterator[Finding]:
     missing = [run for run in about.runs if not run.measured and not run.left_out]
     if missing or not about.runs:
         yield (NoThroughput if len(missing) == len(about.runs) else IncompleteRuns)(
@@ -114,8 +112,7 @@ class OtherBatch(Finding, kind="other-batch"):
 
 
 @check("batch", possible=lambda about: {row.cell_id for row in about.measured if known(row.unit)})
-def other_batches(about: CheckedStudy) -> Iterator[OtherBatch]:
-    """Yield the cells that process another batch than planned."""
+def _other_batches(about: CheckedStudy) -> Iterator[OtherBatch]:
     if odd := first_of_cells(row for row in about.measured if row.other_batch):
         samples = {row.cell_id: samples_per_step(row) for row in odd}
         yield OtherBatch(subject=tuple(samples), samples_per_step=samples)
@@ -148,8 +145,7 @@ class ReplicasApart(Finding, kind="separate-trainings"):
     least_ranks=2,
     possible=lambda about: {cell for cell, one in about.frames.together.items() if one is not None},
 )
-def separate_trainings(about: CheckedStudy) -> Iterator[ReplicasApart]:
-    """Yield the cells whose ranks do not train together."""
+def _separate_trainings(about: CheckedStudy) -> Iterator[ReplicasApart]:
     cells = [cell.cell_id for cell in about.frames.cells if about.frames.are_separate(cell.cell_id)]
     if cells:
         own = (one for run, env in about.envs if run.cell_id in cells for one in findings_of_env(env))
@@ -233,14 +229,9 @@ def _recorded_conditions(about: CheckedStudy) -> set[str]:
 def disturbed_runs(about: CheckedStudy) -> Iterator[Finding]:
     """Yield what disturbs all runs of a cell, the runs that overlap, and the other disturbed runs."""
     finished = about.finished
-    amounts = Counter(run.cell_id for run in finished)
-    common = {
-        cell: reasons - {StudyRun.kind}
-        for cell, reasons in common_reasons(finished).items()
-        if amounts[cell] > 1 and reasons - {StudyRun.kind}
-    }
-    if common:
-        runs = grouped(finished, lambda run: run.cell_id)
+    runs = grouped(finished, lambda run: run.cell_id)
+    found = {cell: reasons - {StudyRun.kind} for cell, reasons in common_reasons(finished).items()}
+    if common := {cell: own for cell, own in found.items() if own and len(runs[cell]) > 1}:
         conditions = {
             cell: tuple(
                 by_reason([one for run in runs[cell] for one in run.disturbed or () if one.kind in own])
@@ -322,8 +313,7 @@ def _with_warm_up(about: CheckedStudy) -> set[str]:
 
 
 @check("warm-up", possible=_with_warm_up)
-def unstable_warm_up(about: CheckedStudy) -> Iterator[UnstableWarmUp]:
-    """Yield the runs whose step time was not yet stable; a run can have several such findings."""
+def _unstable_warm_up(about: CheckedStudy) -> Iterator[UnstableWarmUp]:
     counted = [(run.cell_id, findings_of_env(env)) for run, env in about.envs if run.measured]
     steps = [(cell, [one.steps for one in own if isinstance(one, NotStable)]) for cell, own in counted]
     if odd := [(cell, own) for cell, own in steps if own]:
@@ -347,8 +337,7 @@ class PartsNotMeasured(Finding, kind="parts-not-measured"):
 
 
 @check()
-def parts_not_measured(about: CheckedStudy) -> Iterator[PartsNotMeasured]:
-    """Yield the cells whose parts of the step are not measured."""
+def _parts_not_measured(about: CheckedStudy) -> Iterator[PartsNotMeasured]:
     used = [(str(env.get("strategy")), run.cell_id) for run, env in about.envs]
     if found := [one for one in used if one[0] in _WITHOUT_PARTS]:
         strategies = tuple(name for name in _WITHOUT_PARTS if name in {strategy for strategy, _ in found})
@@ -381,8 +370,7 @@ class WholeRunAverages(Finding, kind="average-of-run"):
 
 
 @check()
-def averages(about: CheckedStudy) -> Iterator[WholeRunAverages]:
-    """Yield the cells whose throughput is one average of the whole run."""
+def _averages(about: CheckedStudy) -> Iterator[WholeRunAverages]:
     measured = {run.cell_id for run in about.runs if run.measured}
     planned = (clean(cell.cell_id) for cell in about.study.planned if cell.is_average)
     if cells := distinct(cell for cell in planned if cell in measured):
@@ -409,8 +397,7 @@ class RanksNotCounted(Finding, kind="ranks-not-counted"):
 
 
 @check()
-def uncounted_ranks(about: CheckedStudy) -> Iterator[RanksNotCounted]:
-    """Yield the cells whose command started an unknown number of ranks."""
+def _uncounted_ranks(about: CheckedStudy) -> Iterator[RanksNotCounted]:
     commands = {clean(cell.cell_id) for cell in about.study.planned if cell.is_unrecorded}
     joined = {run.run_id for run, env in about.envs if env.get("joined")}
     measured = [run for run in about.runs if run.measured and run.cell_id in commands]

@@ -119,8 +119,7 @@ def _changes_in_runs(about: CheckedStudy) -> dict[str, float]:
 
 
 @check("drift-in-run", possible=lambda about: {*_changes_in_runs(about)})
-def drift_in_runs(about: CheckedStudy) -> Iterator[DriftInRun]:
-    """Yield the cells in whose runs the throughput changes."""
+def _drift_in_runs(about: CheckedStudy) -> Iterator[DriftInRun]:
     changes = _changes_in_runs(about).items()
     if values := {cell: math.expm1(log) for cell, log in changes if abs(log) > math.log1p(DRIFT_IN_RUN)}:
         yield DriftInRun(subject=tuple(values), change=values)

@@ -1,4 +1,4 @@
-"""Detect and describe late ranks (stragglers), slow nodes, and ranks whose samples or windows differ.
+"""Detect and describe late ranks (stragglers), slow nodes and hosts, and unequal samples or windows of ranks.
 
 Useful time is a rank's step without exposed communication
 (:attr:`analysis.data.load.RankOfRun.useful_s`). A late rank has more useful time than the others. The others
@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter, itemgetter
 from statistics import median, median_low
 from typing import Any, Literal, NamedTuple
 
@@ -23,8 +24,8 @@ import numpy as np
 from scipy import special
 
 from analysis.checks.assessment import CheckedStudy, check
-from analysis.data.columns import RunRow, ScalingRow, distinct, first_of_cells, grouped, part_title
-from analysis.data.load import RankOfRun, Study
+from analysis.data.columns import RunRow, distinct, first_of_cells, grouped, part_title
+from analysis.data.load import RankOfRun
 from analysis.stats.decompose import USEFUL_PARTS, mean
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import ranks_sample
@@ -58,9 +59,12 @@ SLOW_NODE_LEVEL = 0.005
 SAMPLES_APART = 0.02
 #: The windows of two ranks are equally long if they differ by at most this many steps, or by this fraction.
 WINDOW_STEPS, WINDOWS_APART = 2, 0.1
-#: Maximum number of cells that :func:`least_balanced_cells` returns.
+#: Maximum number of cells with means of ranks and nodes.
 MAX_CELLS = 2
 _MAX_DESCRIBED = 2
+#: The host is the limit if loading and launching take at least this fraction of a step, and if it gets ahead
+#: of the device by at most this fraction of a step in each step.
+_WORKS_FROM, _AHEAD_UP_TO = 0.95, 0.02
 #: An excess is in one part of the step if that part has this fraction of it.
 _WHOLE_EXCESS = 0.9
 
@@ -84,30 +88,18 @@ class UnevenSamples(Finding, kind="unequal-samples"):
         )
 
 
-class UnequalSamples(NamedTuple):
-    """A run in which one rank processes more samples than another; ``most`` and ``least`` are ranks."""
-
-    run_id: str
-    cell_id: str
-    most: int
-    least: int
-    ratio: float
-
-
-def unequal_samples(ranks: Iterable[RankOfRun]) -> list[UnequalSamples]:
-    """Return the runs in which one rank processes more samples than another, by more than 2 %."""
+def unequal_samples(ranks: Iterable[RankOfRun]) -> list[tuple[RankOfRun, RankOfRun, float]]:
+    """Return the ranks with the most and the fewest samples, and their ratio, if they differ by over 2 %."""
     found = []
-    for run_id, own in grouped((row for row in ranks if known(row.samples)), _run).items():
-        by_rank = grouped(own, lambda row: row.rank).items()
-        totals = {rank: sum(row.samples for row in rows) for rank, rows in by_rank}
-        most, least = (choose(totals, key=totals.__getitem__) for choose in (max, min))
-        ratio = totals[most] / max(totals[least], 1e-9)
-        found.append(UnequalSamples(run_id, own[0].cell_id, most, least, ratio))
-    return [one for one in found if one.ratio > 1 + SAMPLES_APART]
+    for own in grouped((row for row in ranks if known(row.samples)), _run).values():
+        by_rank = grouped(own, lambda row: row.rank).values()
+        totals = [(sum(row.samples for row in rows), rows[0]) for rows in by_rank]
+        (most, first), (least, last) = (choose(totals, key=itemgetter(0)) for choose in (max, min))
+        found.append((first, last, most / max(least, 1e-9)))
+    return [one for one in found if one[2] > 1 + SAMPLES_APART]
 
 
-def _run(row: RankOfRun) -> str:
-    return row.run_id
+_run = attrgetter("run_id")
 
 
 def _cells_of(ranks: Iterable[RankOfRun]) -> set[str]:
@@ -117,14 +109,13 @@ def _cells_of(ranks: Iterable[RankOfRun]) -> set[str]:
 @check(
     "samples",
     least_ranks=2,
-    possible=lambda about: _cells_of(row for row in about.ranks if known(row.samples)),
+    possible=lambda about: _cells_of(row for row in about.rank_rows if known(row.samples)),
 )
-def uneven_samples(about: CheckedStudy) -> Iterator[UnevenSamples]:
-    """Yield the cells in which one rank processes more samples than another."""
-    if odd := unequal_samples(about.ranks):
-        worst = max(odd, key=lambda one: one.ratio)
-        cells = distinct(one.cell_id for one in odd)
-        yield UnevenSamples(subject=cells, rank=worst.most, other_rank=worst.least, ratio=worst.ratio)
+def _uneven_samples(about: CheckedStudy) -> Iterator[UnevenSamples]:
+    if odd := unequal_samples(about.rank_rows):
+        most, least, ratio = max(odd, key=itemgetter(2))
+        cells = distinct(first.cell_id for first, _, _ in odd)
+        yield UnevenSamples(subject=cells, rank=most.rank, other_rank=least.rank, ratio=ratio)
 
 
 class PausedRank(Finding, kind="unequal-windows"):
@@ -177,12 +168,11 @@ def unequal_windows(ranks: Iterable[RankOfRun]) -> list[tuple[RankOfRun, RankOfR
     "windows",
     least_ranks=2,
     possible=lambda about: _cells_of(
-        row for row in about.ranks if known(row.window_time_sec) and known(row.steps)
+        row for row in about.rank_rows if known(row.window_time_sec) and known(row.steps)
     ),
 )
-def paused_ranks(about: CheckedStudy) -> Iterator[PausedRank]:
-    """Yield the runs in which a rank stopped its clock alone."""
-    if odd := unequal_windows(about.ranks):
+def _paused_ranks(about: CheckedStudy) -> Iterator[PausedRank]:
+    if odd := unequal_windows(about.rank_rows):
         rank, other = odd[0]
         yield PausedRank(
             subject=distinct(short.cell_id for short, _ in odd),
@@ -204,7 +194,7 @@ def _beyond_typical(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A late rank of a run.
+    """A late rank of a run, or the means over the runs of a cell in which it is late.
 
     Attributes:
         ranks: number of ranks of the run, late or not.
@@ -213,6 +203,11 @@ class Straggler:
         share: this excess as a fraction of the step.
         part: part of the step with most of the excess.
         part_share: fraction of the excess in this part.
+        late_in: number of the cell's ``runs`` in which the rank is late.
+        whole_node: true if all ranks of the node are late.
+        of_node: true if the node is at fault, not the rank; None if the study does not distinguish them.
+        samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
+        one_part: true if the excess is in one part of the computation only.
     """
 
     run_id: str
@@ -225,6 +220,12 @@ class Straggler:
     share: float
     part: str
     part_share: float
+    late_in: int = 1
+    runs: int = 1
+    whole_node: bool = False
+    of_node: bool | None = False
+    samples: float = 1.0
+    one_part: bool = False
 
 
 def stragglers(ranks: Iterable[RankOfRun]) -> list[Straggler]:
@@ -263,15 +264,7 @@ def _late_in(run: Sequence[RankOfRun]) -> Iterator[Straggler]:
             yield Straggler(*about, excess_s, share, part, part_share)
 
 
-class _LateRank(NamedTuple):
-    """A late rank of a cell: means over its runs, and the number of these runs and of all runs."""
-
-    mean: Straggler
-    late_in: int
-    runs: int
-
-
-def _late_ranks(found: Iterable[Straggler], runs: Iterable[RunRow]) -> list[_LateRank]:
+def _late_ranks(found: Iterable[Straggler], runs: Iterable[RunRow]) -> list[Straggler]:
     """Return the ranks that are late in more than half of their cell's ``runs``, longest excess first."""
     amounts = Counter(run.cell_id for run in runs)
     ranks = []
@@ -279,10 +272,9 @@ def _late_ranks(found: Iterable[Straggler], runs: Iterable[RunRow]) -> list[_Lat
         means: dict[str, Any] = {
             name: mean(getattr(one, name) for one in own) for name in ("excess_s", "share", "part_share")
         }
-        host_ranks = max(one.host_ranks for one in own)
-        late = replace(own[0], host_ranks=host_ranks, **means)
-        ranks.append(_LateRank(late, len(own), amounts[late.cell_id]))
-    return sorted((one for one in ranks if 2 * one.late_in > one.runs), key=lambda one: -one.mean.excess_s)
+        late = replace(own[0], late_in=len(own), runs=amounts[own[0].cell_id], **means)
+        ranks.append(replace(late, host_ranks=max(one.host_ranks for one in own)))
+    return sorted((one for one in ranks if 2 * one.late_in > one.runs), key=lambda one: -one.excess_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,25 +346,25 @@ def late_nodes_of(found: Sequence[Straggler], runs: Iterable[RunRow]) -> Iterato
     The first nodes are described by their late ranks in the cell in which they cause the longest wait.
     """
     if ranks := _late_ranks(found, runs):
-        nodes = grouped(ranks, lambda one: one.mean.host)
+        nodes = grouped(ranks, lambda one: one.host)
         late = tuple(_late_node(own) for own in [*nodes.values()][:_MAX_DESCRIBED])
-        yield LateRanks(subject=distinct(one.mean.cell_id for one in ranks), nodes=tuple(nodes), late=late)
+        yield LateRanks(subject=distinct(one.cell_id for one in ranks), nodes=tuple(nodes), late=late)
 
 
-def _late_node(late: Sequence[_LateRank]) -> LateNode:
+def _late_node(late: Sequence[Straggler]) -> LateNode:
     """Describe a node by its late ranks in all cells, which are sorted by their excess."""
-    cells = grouped(late, lambda one: one.mean.cell_id)
-    first, worst = late[0], cells[late[0].mean.cell_id]
+    cells = grouped(late, lambda one: one.cell_id)
+    first, worst = late[0], cells[late[0].cell_id]
     return LateNode(
-        host=first.mean.host,
-        ranks=first.mean.host_ranks,
-        rank=first.mean.rank,
+        host=first.host,
+        ranks=first.host_ranks,
+        rank=first.rank,
         late=len(worst),
-        excess_s=mean(one.mean.excess_s for one in worst),
-        share=mean(one.mean.share for one in worst),
-        part=first.mean.part,
-        part_share=mean(one.mean.part_share for one in worst if one.mean.part == first.mean.part),
-        cell=first.mean.cell_id,
+        excess_s=mean(one.excess_s for one in worst),
+        share=mean(one.share for one in worst),
+        part=first.part,
+        part_share=mean(one.part_share for one in worst if one.part == first.part),
+        cell=first.cell_id,
         late_in=first.late_in,
         runs=first.runs,
         more_cells=len(cells) - 1,
@@ -426,7 +418,7 @@ def slow_nodes_of(ranks: Sequence[RankOfRun]) -> list[SlowNode]:
     Runs whose ranks process different numbers of samples are left out. Nodes with different numbers of ranks
     are not compared with each other, because their times differ by design.
     """
-    uneven = {one.run_id for one in unequal_samples(ranks)}
+    uneven = {first.run_id for first, _, _ in unequal_samples(ranks)}
     ratios = _log_ratios(row for row in ranks if row.useful_s > 0 and row.run_id not in uneven)
     hosts = grouped(ratios, lambda one: one[0])
     logs = {host: np.array([ratio for _, ratio, _ in own]) for host, own in hosts.items()}
@@ -464,22 +456,57 @@ def _log_ratios(ranks: Iterable[RankOfRun]) -> Iterator[tuple[str, float, float]
 @check(
     "late-ranks",
     least_ranks=2,
-    possible=lambda about: _cells_of(row for row in about.ranks if known(row.forward_time_sec)),
+    possible=lambda about: _cells_of(row for row in about.rank_rows if known(row.forward_time_sec)),
 )
-def late_and_slow(about: CheckedStudy) -> Iterator[Finding]:
-    """Yield the nodes on which ranks are late, and the nodes that are slow over all their runs."""
-    yield from late_nodes_of(stragglers(about.ranks), about.sample)
-    if slow := slow_nodes_of(about.ranks):
+def _late_and_slow(about: CheckedStudy) -> Iterator[Finding]:
+    yield from late_nodes_of(stragglers(about.rank_rows), about.sample)
+    if slow := slow_nodes_of(about.rank_rows):
         hosts, plan = {node.host for node in slow}, about.study.plan
         scheduler = SCHEDULERS.get(str(plan.get("executor")))
         largest = max(cell.nodes for cell in about.study.planned)
         advice: Any = "advice-enough"
         if scheduler is None or "exclude" not in scheduler.keys or plan.get("nodelist"):
             advice = "advice-named"
-        elif len({row.host for row in about.ranks} - hosts) < largest:
+        elif len({row.host for row in about.rank_rows} - hosts) < largest:
             advice = "advice-few"
-        cells = distinct(row.cell_id for row in about.ranks if row.host in hosts)
+        cells = distinct(row.cell_id for row in about.rank_rows if row.host in hosts)
         yield SlowNodes(subject=cells, slow=tuple(slow), advice=advice, needed=largest)
+
+
+# -- slow hosts -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """A rank whose host is the limit, with means over the epochs, in seconds per step."""
+
+    run_id: str
+    rank: int
+    launch_s: float
+    load_s: float
+    step_s: float
+
+
+def host_bound(ranks: Iterable[RankOfRun]) -> Iterator[HostBound]:
+    """Yield the ranks whose host is the limit because of its launches, and not because of loading data.
+
+    Host and device run at the same time, so a step takes as long as the slower of the two. The host is the
+    limit if the step is as long as the host's own work (``host_time_sec``): loading data and launching. If
+    the device is the limit, the host gets further ahead of it in each step (``launch_lead_time_sec``), until
+    the queue is full. A rank that waits for a slower host waits on its device, so its own host is ahead. A
+    rank of which a time is unknown is not returned.
+    """
+    for own in grouped(ranks, lambda row: (row.run_id, row.rank)).values():
+        launch_s, host_s, ahead_s, step_s = (
+            mean(row.launch_time_sec for row in own),
+            mean(row.host_time_sec for row in own),
+            mean(row.launch_lead_time_sec for row in own),
+            mean(row.window_time_sec / row.steps if row.steps else math.nan for row in own),
+        )
+        load_s = round(host_s - launch_s, 9)
+        works = host_s >= _WORKS_FROM * step_s and launch_s >= load_s
+        if works and ahead_s <= _AHEAD_UP_TO * step_s:
+            yield HostBound(own[0].run_id, own[0].rank, launch_s, load_s, step_s)
 
 
 # -- means of ranks and nodes ---------------------------------------------------------
@@ -521,23 +548,17 @@ class RankMeans(NamedTuple):
     by_host: list[MeanTimes]
 
 
-def least_balanced_cells(rows: Sequence[ScalingRow]) -> list[str]:
-    """Return the measured multi-rank cells with the lowest load balance, the lowest first."""
-    wide = [row for row in first_of_cells(rows) if row.n and row.gpus > 1 and known(row.load_balance)]
-    # Rounded, so that cells with equal load balance are in the order of the table.
-    return [row.cell_id for row in sorted(wide, key=lambda row: round(row.load_balance, 9))[:MAX_CELLS]]
-
-
-def rank_means(study: Study, cells: Sequence[str], runs: Iterable[RunRow]) -> RankMeans | None:
+def rank_means(about: CheckedStudy) -> RankMeans | None:
     """Return the mean times of ranks and nodes over epochs and runs; None if no run has ranks.csv.
 
-    ``cells`` are the ids in the order of the result.
+    The cells are those with the lowest load balance, the lowest first.
     """
-    sample = ranks_sample(run for run in runs if run.cell_id in cells)
-    ranks = [row for row in study.ranks_of([run.run_id for run in sample]) if known(row.useful_s)]
-    late = {
-        (one.mean.cell_id, one.mean.host, one.mean.rank) for one in _late_ranks(stragglers(ranks), sample)
-    }
+    wide = [row for row in first_of_cells(about.measured) if row.gpus > 1 and known(row.load_balance)]
+    # Rounded, so that cells with equal load balance are in the order of the table.
+    cells = [row.cell_id for row in sorted(wide, key=lambda row: round(row.load_balance, 9))[:MAX_CELLS]]
+    sample = ranks_sample(run for run in about.runs if run.cell_id in cells)
+    ranks = [row for row in about.study.ranks_of([run.run_id for run in sample]) if known(row.useful_s)]
+    late = {(one.cell_id, one.host, one.rank) for one in _late_ranks(stragglers(ranks), sample)}
     means = RankMeans([], [])
     for cell in cells:
         own = [row for row in ranks if row.cell_id == cell]

@@ -15,7 +15,7 @@ of cells; likewise for faster.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import permutations
@@ -26,8 +26,8 @@ from scipy import special
 
 from analysis.causes.cells import CauseRow
 from analysis.causes.claims import clocks_of
-from analysis.causes.table import named, read_run_facts, study_causes
-from analysis.checks.assessment import Assessment, assess
+from analysis.causes.table import causes_of, named, read_run_facts
+from analysis.checks.assessment import CheckedStudy
 from analysis.compare.matching import match_studies, match_within
 from analysis.data.columns import PARTS, CellSize, Column, RunRow, columns_of, part_title
 from analysis.data.differences import Difference, Observed, differences, observe
@@ -35,7 +35,7 @@ from analysis.data.environment import sampled
 from analysis.data.load import Study
 from analysis.stats.decompose import mean
 from analysis.stats.estimate import LEVEL, MIN_RUNS, Floats, LogRatios, bounds, log_moments, paired, unpaired
-from analysis.stats.measured import Measured, measure, outcomes_text
+from analysis.stats.measured import Measured, outcomes_text
 from analysis.text import heading
 from bench.study.ledger import RunState
 from ddp_scaling_bench.errors import BenchError
@@ -77,7 +77,7 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> list[
     - cannot tell: all other cases, and always below 3 runs.
     """
     low, high = bounds(ratios)
-    not_faster = _p_not_faster(ratios)
+    not_faster = p_not_faster(ratios)
     slower, faster = (benjamini_hochberg(p) for p in (1 - not_faster, not_faster))
     delta, threshold = math.log1p(minimum_effect), (1 - LEVEL) / 2 + 1e-12
 
@@ -94,13 +94,8 @@ def judge(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT) -> list[
     return [Judgement(*one) for one in zip(*values, *p_values, verdicts, strict=True)]
 
 
-def p_faster(ratios: LogRatios) -> Floats:
-    """Return the probability that B is faster, from the t of each interval; NaN below 3 runs."""
-    return 1 - _p_not_faster(ratios)
-
-
-def _p_not_faster(ratios: LogRatios) -> Floats:
-    """Return one-sided p-values: the probability of a larger t if B is not faster."""
+def p_not_faster(ratios: LogRatios) -> Floats:
+    """Return one-sided p-values: the probability of a larger t if B is not faster; NaN below 3 runs."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = ratios.centre / ratios.error
     p = special.stdtr(ratios.freedom, -t)
@@ -115,18 +110,6 @@ def benjamini_hochberg(p: Floats) -> Floats:
     scaled = p[order] * (len(order) / np.arange(1, len(order) + 1))
     adjusted[order] = np.minimum.accumulate(scaled[::-1])[::-1].clip(max=1)
     return adjusted
-
-
-def runs_needed(ratios: LogRatios, *, minimum_effect: float = MINIMUM_EFFECT, n: Floats) -> Floats:
-    """Estimate the runs per side for which half of the interval is as wide as the minimum effect.
-
-    The estimate assumes the observed noise. It is at least one more than ``n``, the observed runs per side,
-    and NaN for a ratio without an interval.
-    """
-    low, high = bounds(ratios)
-    with np.errstate(invalid="ignore"):
-        factor = ((high - low) / 2 / math.log1p(minimum_effect)) ** 2
-        return np.asarray(np.maximum(np.ceil(n * factor), n + 1), dtype=float)
 
 
 @dataclass(kw_only=True)
@@ -154,10 +137,6 @@ class ComparedCell(CellSize, Judgement):
     part_b_sec: Annotated[float, Column("its time in B", "s")] = math.nan
     cause: Annotated[str, Column("cause that changed most, if faster or slower")] = ""
     remark: Annotated[str, Column("remarks")] = ""
-    missing: str
-    outliers: int
-    error_a: Finding | None
-    error_b: Finding | None
 
     @property
     def changed(self) -> bool:
@@ -219,11 +198,15 @@ def compare_studies(
             remedy="give two different studies, or compare cells of one study with --by KEY",
         )
     matching = match_studies(a, b, ignore=ignore)
-    runs_a, runs_b = _Runs.of(a, "A"), _Runs.of(b, "B")
+    checked_a, checked_b = (CheckedStudy.of(study) for study in (a, b))
+    _require_runs(checked_a)
+    _require_runs(checked_b)
     name_a, name_b = (a.name, b.name) if a.name != b.name else (str(a.folder.source), str(b.folder.source))
-    cells = _compare(runs_a, runs_b, [(name_a, name_b, pair) for pair in matching.pairs], minimum_effect)
+    pairs = [(name_a, name_b, pair) for pair in matching.pairs]
+    cells = _compare(checked_a, checked_b, pairs, minimum_effect)
     found = differences(
-        runs_a.observed(cell.cell_a for cell in cells), runs_b.observed(cell.cell_b for cell in cells)
+        _observed(checked_a, {cell.cell_a for cell in cells}),
+        _observed(checked_b, {cell.cell_b for cell in cells}),
     )
     return Comparison(
         a=name_a,
@@ -234,30 +217,23 @@ def compare_studies(
         only_b=matching.only_b,
         differences=[one for one in found if one.kind != "setting" or one.name not in matching.compared],
         notes=_notes_on_time(a, b),
-        validity={"a": runs_a.assessment.findings, "b": runs_b.assessment.findings},
+        validity={"a": checked_a.assessment.findings, "b": checked_b.assessment.findings},
     )
 
 
 def compare_within(
-    study: Study,
-    *,
-    key: str,
-    base: str | None = None,
-    minimum_effect: float = MINIMUM_EFFECT,
-    measured: tuple[Measured, Assessment] | None = None,
+    about: CheckedStudy, *, key: str, base: str | None = None, minimum_effect: float = MINIMUM_EFFECT
 ) -> Comparison:
     """Compare cells of one study that differ only in ``key``: A has the value ``base``, B any other value.
-
-    ``measured`` are the frames and the assessment of the study, if they are known.
 
     Raises:
         BenchError: ``key`` does not vary or is a size, no cell has the base, or no run has completed.
     """
-    matchings = match_within(study, key=key, base=base)
-    runs = _Runs.of(study, "the study", measured)
+    matchings = match_within(about.study, key=key, base=base)
+    _require_runs(about)
     if not any(matching.pairs for _, _, matching in matchings):
         raise BenchError(
-            f"--by {key}: no two cells of study {study.name} differ in {key} alone",
+            f"--by {key}: no two cells of study {about.study.name} differ in {key} alone",
             remedy=f"plan cells that differ in {key} and agree in all other settings",
         )
     pairs = [(first, value, pair) for first, value, matching in matchings for pair in matching.pairs]
@@ -267,10 +243,10 @@ def compare_within(
         a=f"{key} {first}",
         b=f"{key} {values}",
         minimum_effect=minimum_effect,
-        cells=_compare(runs, runs, pairs, minimum_effect),
+        cells=_compare(about, about, pairs, minimum_effect),
         only_a=[cell for cell in unmatched[0] if all(cell in other for other in unmatched[1:])],
         only_b=[cell for _, _, matching in matchings for cell in matching.only_b],
-        validity=dict.fromkeys("ab", runs.assessment.findings),
+        validity=dict.fromkeys("ab", about.assessment.findings),
     )
 
 
@@ -289,49 +265,27 @@ def _notes_on_time(a: Study, b: Study) -> list[str]:
     return []
 
 
-@dataclass(frozen=True)
-class _Runs:
-    """The cells and runs of A or B."""
+def _require_runs(about: CheckedStudy) -> None:
+    if not any(run.measured for run in about.runs):
+        raise BenchError(
+            f"{about.study.folder.source}: nothing to compare: no run has completed "
+            f"({outcomes_text(about.runs) or 'no run is planned'})",
+            remedy="run it first: bench submit",
+        )
 
-    label: str
-    study: Study
-    frames: Measured
-    assessment: Assessment
 
-    @classmethod
-    def of(cls, study: Study, label: str, measured: tuple[Measured, Assessment] | None = None) -> _Runs:
-        """Return the runs of a study; ``measured`` are its frames and assessment, if they are known.
-
-        Raises:
-            BenchError: no run has completed.
-        """
-        frames = measured[0] if measured else measure(study)
-        if not any(run.measured for run in frames.runs):
-            raise BenchError(
-                f"{study.folder.source}: nothing to compare: no run has completed "
-                f"({outcomes_text(frames.runs) or 'no run is planned'})",
-                remedy="run it first: bench submit",
-            )
-        return cls(label, study, frames, measured[1] if measured else assess(study, frames))
-
-    def observed(self, cells: Iterable[str]) -> Observed:
-        """Return what describes the measured runs of some cells; of many runs, only a sample is read."""
-        ids = {run.run_id for cell in cells for run in self.frames.measured_in(cell)}
-        chosen = sampled(self.study, [run for run in self.study.runs if run.run_id in ids])
-        facts = read_run_facts(self.study, self.frames)
-        return observe(self.study, self.study.envs_of(run.run_id for run in chosen), clocks_of(facts))
-
-    def missing(self, cell: str) -> str:
-        """Describe the runs of a cell of which none is measured; empty if a run is measured."""
-        if self.frames.measured_in(cell):
-            return ""
-        runs = self.frames.runs_of_cells.get(cell)
-        found = f" ({outcomes_text(runs)})" if runs else ""
-        return f"{self.label}: no measured run{found}"
+def _observed(about: CheckedStudy, cells: Collection[str]) -> Observed:
+    """Return what describes the measured runs of some cells; of many runs, only a sample is read."""
+    study, ids = about.study, {run.run_id for cell in cells for run in about.frames.measured_in(cell)}
+    chosen = sampled(study, [run for run in study.runs if run.run_id in ids])
+    return observe(study, study.envs_of(run.run_id for run in chosen), clocks_of(read_run_facts(about)))
 
 
 def _compare(
-    a: _Runs, b: _Runs, named_pairs: Sequence[tuple[str, str, tuple[str, str]]], minimum_effect: float
+    a: CheckedStudy,
+    b: CheckedStudy,
+    named_pairs: Sequence[tuple[str, str, tuple[str, str]]],
+    minimum_effect: float,
 ) -> list[ComparedCell]:
     """Return a row with its verdict for each pair of cells, which has the names of A and of B.
 
@@ -339,17 +293,16 @@ def _compare(
     runs are compared. Otherwise all runs are compared, unpaired. Runs of two studies are never pairs.
     """
     pairs = [pair for *_, pair in named_pairs]
-    ratios = ratios_of_runs(a.frames, b.frames, pairs)
-    judgements = judge(ratios, minimum_effect=minimum_effect)
+    judgements = judge(ratios_of_runs(a.frames, b.frames, pairs), minimum_effect=minimum_effect)
+    tested = sum(known(one.low) for one in judgements)
     cells_a, cells_b = ({cell.cell_id: cell for cell in one.frames.cells} for one in (a, b))
     rows = []
-    parts = zip(named_pairs, _twins(a.frames, b.frames, pairs), judgements, strict=True)
-    for (name_a, name_b, (cell_a, cell_b)), twins, judgement in parts:
+    for (name_a, name_b, (cell_a, cell_b)), judgement in zip(named_pairs, judgements, strict=True):
         size = {name: getattr(cells_a[cell_a], name) for name in columns_of(CellSize)}
         if size["tokens_per_sample"] != cells_b[cell_b].tokens_per_sample:
             size["tokens_per_sample"] = math.nan  # the rates of both sides have one unit
         runs_a, runs_b = a.frames.measured_in(cell_a), b.frames.measured_in(cell_b)
-        error_a, error_b = a.assessment.invalid.get(cell_a), b.assessment.invalid.get(cell_b)
+        twins = _twins(a.frames, b.frames, (cell_a, cell_b))
         is_paired = len(twins) >= MIN_RUNS
         failed_in_b = any(run.state == RunState.FAILED for run in b.frames.runs_of_cells.get(cell_b, []))
         rates_a, rates_b = zip(*twins, strict=True) if is_paired else (_rates(runs_a), _rates(runs_b))
@@ -366,22 +319,14 @@ def _compare(
             throughput_a=1 / mean(1 / rate for rate in rates_a),
             throughput_b=1 / mean(1 / rate for rate in rates_b),
             broken=bool(runs_a) and not runs_b and failed_in_b,
-            not_valid_a=error_a.kind if error_a else "",
-            not_valid_b=error_b.kind if error_b else "",
-            error_a=error_a,
-            error_b=error_b,
-            missing="; ".join(filter(None, (a.missing(cell_a), b.missing(cell_b)))),
-            outliers=sum(run.outlier for run in [*runs_a, *runs_b]),
+            not_valid_a=a.invalid[cell_a].kind if cell_a in a.invalid else "",
+            not_valid_b=b.invalid[cell_b].kind if cell_b in b.invalid else "",
         )
+        row.remark = "; ".join(_remarks(row, a, b, tested, minimum_effect))
         rows.append(row)
-    n = np.array([row.pairs or min(row.n_a, row.n_b) for row in rows], dtype=float)
-    needed = runs_needed(ratios, minimum_effect=minimum_effect, n=n)
-    tested = sum(known(row.low) for row in rows)
-    for row, more in zip(rows, needed.tolist(), strict=True):
-        row.remark = _remark(row, more, tested, minimum_effect)
     if changed := [row for row in rows if row.changed]:
-        causes_a = named(study_causes(a.study))
-        causes_b = causes_a if a is b else named(study_causes(b.study))
+        causes_a = named(causes_of(a, a.invalid))
+        causes_b = causes_a if a is b else named(causes_of(b, b.invalid))
         for row in changed:
             _add_change(row, a.frames, b.frames, causes_a, causes_b)
     return rows
@@ -430,8 +375,8 @@ def _largest(changes: Mapping[str, float], is_slower: bool) -> str:
 
 
 def ratios_of_runs(a: Measured, b: Measured, pairs: Sequence[tuple[str, str]]) -> LogRatios:
-    """Return the ratio of the throughputs of each pair of cells, as :func:`_compare_runs` compares them."""
-    twins = _twins(a, b, pairs)
+    """Return the ratio of the throughputs of each pair of cells, as :func:`_compare` compares them."""
+    twins = [_twins(a, b, pair) for pair in pairs]
     use_pairs = np.array([len(own) >= MIN_RUNS for own in twins], dtype=bool)
     of_pairs = paired(log_moments([[rate_b / rate_a for rate_a, rate_b in own] for own in twins]))
     of_runs = unpaired(
@@ -442,50 +387,63 @@ def ratios_of_runs(a: Measured, b: Measured, pairs: Sequence[tuple[str, str]]) -
     return LogRatios(*(np.where(use_pairs, one, other) for one, other in both))
 
 
-def _twins(a: Measured, b: Measured, pairs: Sequence[tuple[str, str]]) -> list[list[tuple[float, float]]]:
-    """Return the pairs of runs of each pair of cells; runs of two studies are none."""
-    return [
-        _pairs_of_runs(a.measured_in(one), b.measured_in(other)) if a is b else [] for one, other in pairs
-    ]
+def _twins(a: Measured, b: Measured, cells: tuple[str, str]) -> list[tuple[float, float]]:
+    """Return the throughputs of the runs of one study with the same repeat in one allocation."""
+    of_a, of_b = (
+        {
+            (run.job_id, run.repeat): run.throughput_samples_per_sec
+            for run in frames.measured_in(cell)
+            if run.allocation == "pack" and run.job_id
+        }
+        for frames, cell in zip((a, b), cells, strict=True)
+    )
+    return [(rate, of_b[key]) for key, rate in of_a.items() if key in of_b] if a is b else []
 
 
 def _rates(runs: Iterable[RunRow]) -> list[float]:
     return [run.throughput_samples_per_sec for run in runs]
 
 
-def _pairs_of_runs(a: Iterable[RunRow], b: Iterable[RunRow]) -> list[tuple[float, float]]:
-    """Return the throughputs of the runs of one study with the same repeat in one allocation."""
-    shared = [{(run.job_id, run.repeat): run for run in runs if run.allocation == "pack"} for runs in (a, b)]
-    keys = [key for key in shared[0] if key in shared[1] and key[0]]
-    return [(_rates([shared[0][key]])[0], _rates([shared[1][key]])[0]) for key in keys]
+def _remarks(
+    row: ComparedCell, a: CheckedStudy, b: CheckedStudy, tested: int, minimum_effect: float
+) -> Iterator[str]:
+    """Name what is not valid, explain a missing verdict, and mention unpaired runs and outliers.
 
-
-def _remark(row: ComparedCell, needed: float, tested: int, minimum_effect: float) -> str:
-    """Name what is not valid, explain a missing verdict, and mention unpaired runs and outliers."""
-    sides = {"A": row.error_a, "B": row.error_b}
-    texts = [f"{side} is not valid: {heading(error)}" for side, error in sides.items() if error]
-    if row.error_a and row.not_valid_a == row.not_valid_b:
-        texts = [f"A and B are not valid: {heading(row.error_a)}"]
-    texts += [row.missing] if row.missing else []
+    ``tested`` is the number of ratios with an interval.
+    """
+    error_a, error_b = a.invalid.get(row.cell_a), b.invalid.get(row.cell_b)
+    if error_a and error_b and error_a.kind == error_b.kind:
+        yield f"A and B are not valid: {heading(error_a)}"
+    else:
+        errors = {"A": error_a, "B": error_b}
+        yield from (f"{side} is not valid: {heading(error)}" for side, error in errors.items() if error)
+    labels = ("the study", "the study") if a is b else ("A", "B")
+    for label, about, cell in zip(labels, (a, b), (row.cell_a, row.cell_b), strict=True):
+        if not about.frames.measured_in(cell):
+            runs = about.frames.runs_of_cells.get(cell)
+            yield f"{label}: no measured run" + (f" ({outcomes_text(runs)})" if runs else "")
     fewest, most = sorted((row.n_a, row.n_b))
     if row.broken:
-        texts.append("failed in B but completed in A: this counts as a regression")
-    elif not known(row.low) and not row.missing:
-        texts.append(f"{count(fewest, 'run')} per side, but an interval needs {MIN_RUNS}")
-    elif row.verdict == Verdict.UNKNOWN and not row.missing:
-        texts.append(_why_unknown(row, needed, tested, minimum_effect))
+        yield "failed in B but completed in A: this counts as a regression"
+    elif not known(row.low) and fewest:
+        yield f"{count(fewest, 'run')} per side, but an interval needs {MIN_RUNS}"
+    elif row.verdict == Verdict.UNKNOWN and fewest:
+        yield _why_unknown(row, tested, minimum_effect)
     if row.pairs and row.pairs < most:
-        texts.append(f"{row.pairs} interleaved pairs; unpaired runs are ignored")
-    if row.outliers:
-        texts.append(f"{count(row.outliers, 'outlier')}, not excluded")
-    return "; ".join(texts)
+        yield f"{row.pairs} interleaved pairs; unpaired runs are ignored"
+    measured = (*a.frames.measured_in(row.cell_a), *b.frames.measured_in(row.cell_b))
+    if outliers := sum(run.outlier for run in measured):
+        yield f"{count(outliers, 'outlier')}, not excluded"
 
 
-def _why_unknown(row: ComparedCell, needed: float, tested: int, minimum_effect: float) -> str:
-    least = short_percent(minimum_effect)
+def _why_unknown(row: ComparedCell, tested: int, minimum_effect: float) -> str:
+    least, effect = short_percent(minimum_effect), math.log1p(minimum_effect)
     excludes_one = row.low > 1 or row.high < 1
-    if excludes_one and abs(math.log(row.ratio)) >= math.log1p(minimum_effect):
+    if excludes_one and abs(math.log(row.ratio)) >= effect:
         return f"the interval excludes 1, but with {tested} cells this may be chance"
-    effort = f"about {needed:.0f} runs per side are needed" if needed < 1000 else "too much noise"
+    # With the observed noise, half of the interval is then as wide as the minimum effect.
+    n, half = row.pairs or min(row.n_a, row.n_b), (math.log(row.high) - math.log(row.low)) / 2
+    needed = max(n * (half / effect) ** 2 if effect else math.inf, n + 1)
+    effort = f"about {math.ceil(needed)} runs per side are needed" if needed <= 999 else "too much noise"
     more = f"{effort} to detect a difference of {least}"
     return f"there is a change, but it may be smaller than {least}: {more}" if excludes_one else more

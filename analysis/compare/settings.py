@@ -16,14 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from analysis.checks.assessment import Assessment
-from analysis.compare.comparison import Judgement, Verdict, judge, p_faster, ratios_of_runs
+from analysis.checks.assessment import CheckedStudy
+from analysis.compare.comparison import Judgement, Verdict, judge, p_not_faster, ratios_of_runs
 from analysis.compare.matching import match_within, varying_settings
-from analysis.data.columns import RunRow, grouped
-from analysis.data.load import Study
+from analysis.data.columns import grouped
 from analysis.decide import probability_text
 from analysis.stats.estimate import LogRatios
-from analysis.stats.measured import Measured
 from analysis.text import plain
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.units import count, fraction, fractions, known
@@ -71,29 +69,28 @@ class SettingRow:
         return {**own, **numbers, "p": plain(self.p), "verdict": str(self.judgement.verdict)}
 
 
-def setting_rows(study: Study, frames: Measured, assessment: Assessment) -> list[SettingRow]:
+def setting_rows(about: CheckedStudy) -> list[SettingRow]:
     """Return the verdicts on each setting that varies, those over all sizes before those of each size."""
     found: list[tuple[dict[str, Any], LogRatios]] = []
-    for setting in varying_settings(study):
-        found += _of_setting(setting, study, frames, assessment)
+    for setting in varying_settings(about.study):
+        found += _of_setting(setting, about)
     if not found:
         return []
     every = LogRatios(*map(np.concatenate, zip(*(ratios for _, ratios in found), strict=True)))
-    rows = zip((known_of for known_of, _ in found), judge(every), p_faster(every).tolist(), strict=True)
-    return [SettingRow(**own, judgement=judgement, p=p) for own, judgement, p in rows]
+    judged = zip(found, judge(every), (1 - p_not_faster(every)).tolist(), strict=True)
+    return [SettingRow(**own, judgement=judgement, p=p) for (own, _), judgement, p in judged]
 
 
-def _of_setting(
-    setting: str, study: Study, frames: Measured, assessment: Assessment
-) -> Iterator[tuple[dict[str, Any], LogRatios]]:
+def _of_setting(setting: str, about: CheckedStudy) -> Iterator[tuple[dict[str, Any], LogRatios]]:
     """Yield the fields of the rows of a setting, each with its ratio."""
+    frames = about.frames
     try:
-        matchings = match_within(study, key=setting)
+        matchings = match_within(about.study, key=setting)
     except BenchError:  # two cells agree in all other settings
         return
     ranks = {cell.cell_id: int(cell.gpus) for cell in frames.cells}
     for other, value, matching in matchings:
-        pairs = [pair for pair in matching.pairs if _is_measured(pair, frames, assessment)]
+        pairs = [pair for pair in matching.pairs if all(_has_valid_rates(cell, about) for cell in pair)]
         if not pairs:
             continue
         names = {"setting": setting, "value": value, "other": other}
@@ -103,13 +100,10 @@ def _of_setting(
             yield {**names, "gpus": gpus, "cells": len(own)}, _combined(ratios_of_runs(frames, frames, own))
 
 
-def _is_measured(pair: tuple[str, str], frames: Measured, assessment: Assessment) -> bool:
-    """Return whether both cells have throughputs that are valid; a table may have only ratios."""
-    return all(cell not in assessment.invalid and _has_rates(frames.measured_in(cell)) for cell in pair)
-
-
-def _has_rates(runs: Sequence[RunRow]) -> bool:
-    return bool(runs) and all(known(run.throughput_samples_per_sec) for run in runs)
+def _has_valid_rates(cell: str, about: CheckedStudy) -> bool:
+    """Return whether a cell has throughputs that are valid; a table may have only ratios."""
+    rates = [run.throughput_samples_per_sec for run in about.frames.measured_in(cell)]
+    return bool(rates) and all(map(known, rates)) and cell not in about.invalid
 
 
 def _combined(ratios: LogRatios) -> LogRatios:

@@ -6,21 +6,17 @@ strategy`. Each strategy has its own baseline for its efficiency.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from analysis.checks.assessment import Assessment
-from analysis.checks.scaling_table import error_of
+from analysis.checks.assessment import CheckedStudy
 from analysis.compare.comparison import Comparison, Judgement, compare_within
 from analysis.data.columns import ScalingRow, columns_of, first_of_cells
 from analysis.data.differences import settings_of
-from analysis.data.load import Study
 from analysis.data.names import layout
 from analysis.decide import efficiency_text
-from analysis.stats.measured import Measured
 from analysis.text import clean, plain
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.finding import Finding
@@ -79,32 +75,21 @@ class StrategyRow:
         }
 
 
-def strategy_rows(
-    study: Study,
-    frames: Measured,
-    rows: Sequence[ScalingRow],
-    assessment: Assessment,
-    comparison: Comparison | None = None,
-) -> list[StrategyRow]:
+def strategy_rows(about: CheckedStudy, comparison: Comparison | None = None) -> list[StrategyRow]:
     """Return a row for each cell, those of equal size beside each other; none for a single strategy.
 
     ``comparison`` is that of the strategies, if it is known.
     """
-    strategies = {clean(cell.cell_id): settings_of(cell).get("strategy", "") for cell in study.planned}
+    strategies = {clean(cell.cell_id): settings_of(cell).get("strategy", "") for cell in about.study.planned}
     if len({*strategies.values()} - {""}) < 2:
         return []
     if comparison is None:
         with suppress(BenchError):  # no run has completed, or no two cells are equal otherwise
-            comparison = compare_within(study, key="strategy", measured=(frames, assessment))
+            comparison = compare_within(about, key="strategy")
     compared = {cell.cell_b: cell for cell in comparison.cells} if comparison else {}
     found = [
-        StrategyRow(
-            strategies[row.cell_id],
-            row,
-            compared.get(row.cell_id, Judgement()),
-            error_of(row, row.base, assessment.invalid),
-        )
-        for row in first_of_cells(rows)
+        StrategyRow(strategies[row.cell_id], row, compared.get(row.cell_id, Judgement()), about.error_of(row))
+        for row in first_of_cells(about.rows)
         if strategies[row.cell_id]
     ]
     order = sorted({*strategies.values()}, key=[DEFAULT, *strategies.values()].index)

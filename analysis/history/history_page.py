@@ -32,20 +32,15 @@ _GAP = 5
 def write_page(history: History, root: Path, *, private: bool, say: Callable[[str], None]) -> Path | None:
     """Write the page to the folder ``root`` and return its path, or None if that is not possible."""
     templates = Path(__file__).parents[1] / "report/template"
-    filters = {
-        "number": number,
-        "fraction": fraction,
-        "percent": percent,
-        "bytes": human_bytes,
-        "capital": capital,
-    }
     environment = jinja2.Environment(
         autoescape=True,
         loader=jinja2.FileSystemLoader(templates),
         undefined=jinja2.StrictUndefined,
         finalize=_cleaned,
     )
-    environment.filters |= filters
+    environment.filters.update(
+        number=number, fraction=fraction, percent=percent, bytes=human_bytes, capital=capital
+    )
     text = environment.get_template(
         "history.html.j2"
     ).render(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from analysis.history.points import Entry
+from analysis.history.series import Entry
 from analysis.processes import in_background
 from bench.study.layout import StudyFolder
 from ddp_scaling_bench.errors import BenchError, UnwritableError

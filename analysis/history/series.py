@@ -3,11 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from analysis.history.change import LEAST, deviation_of_last, find_changes, ratio_of
 from analysis.history.key import labels_of
-from analysis.history.points import Entry, Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A cell of a study that at least three runs measured.
+
+    Attributes:
+        key, settings: those of equal cells (:mod:`analysis.history.key`).
+        date: the end of the last run, in ISO 8601 and UTC.
+        runs: digests that identify the measurements.
+        log_mean: mean of the logarithms of the runs' throughputs.
+        rate, low, high: throughput in ``unit``, with its 95 % interval.
+        exposed: the share of exposed communication in a step.
+        facts: versions, nodes and settings that can change from study to study.
+    """
+
+    key: str
+    settings: dict[str, str]
+    study: str
+    cell: str
+    date: str
+    runs: list[str]
+    log_mean: float
+    rate: float
+    low: float | None
+    high: float | None
+    unit: str
+    efficiency: float | None
+    efficiency_low: float | None
+    efficiency_high: float | None
+    exposed: float | None
+    memory_bytes: float | None
+    facts: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What is known of a study; ``left_out`` has reasons by cell, or by ``""`` for the whole study."""
+
+    stamp: list[int]
+    points: list[Point] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,11 +79,6 @@ class Change:
     differences: list[Difference]
     is_new: bool
 
-    @property
-    def is_regression(self) -> bool:
-        """True if the series became slower, and this is new."""
-        return self.is_new and self.ratio < 1
-
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
@@ -66,20 +102,15 @@ class Series:
         found = find_changes(logs, searched=searched)
         starts = [0, *(at for at, _ in found), len(points)]
         changes = []
-        for place, (at, reported) in enumerate(found, start=1):
-            ratio, low, high = ratio_of(logs[starts[place - 1] : at], logs[at : starts[place + 1]])
+        for (at, reported), start, end in zip(found, starts, starts[2:], strict=False):
+            ratio, low, high = ratio_of(logs[start:at], logs[at:end])
             is_new = reported == len(points) - 1 and points[reported].study == newest
             is_new |= bool(new_since and points[reported].date >= new_since)
-            change = Change(
-                at=at,
-                reported=reported,
-                ratio=ratio,
-                low=low,
-                high=high,
-                differences=[*_differences(points, at)],
-                is_new=is_new,
+            interval = {"ratio": ratio, "low": low, "high": high}
+            differences = [*_differences(points, at)]
+            changes.append(
+                Change(at=at, reported=reported, **interval, differences=differences, is_new=is_new)
             )
-            changes.append(change)
         last = logs[starts[-2] :]
         deviation = deviation_of_last(last, searched=searched)
         lacking = max(0, LEAST - len(last))
@@ -88,7 +119,7 @@ class Series:
     @property
     def regression(self) -> bool:
         """True if the series became slower, and this is new."""
-        return any(change.is_regression for change in self.changes)
+        return any(change.is_new and change.ratio < 1 for change in self.changes)
 
 
 @dataclass(frozen=True)
@@ -134,12 +165,15 @@ def history_of(
         Series.of(labels[key], points, searched=searched, newest=newest, new_since=new_since)
         for key, points in series.items()
     ]
-    size = [int(one.points[-1].settings["world_size"]) for one in found]
-    order = sorted(
-        range(len(found)),
-        key=lambda i: (not found[i].regression, not found[i].changes, size[i], found[i].label),
+    found.sort(
+        key=lambda one: (
+            not one.regression,
+            not one.changes,
+            int(one.points[-1].settings["world_size"]),
+            one.label,
+        )
     )
-    return History([found[i] for i in order], sorted(left_out), searched)
+    return History(found, sorted(left_out), searched)
 
 
 def _runs(entry: Entry) -> int:

@@ -12,78 +12,38 @@ from analysis.causes.cells import CauseRow, CellDivision
 from analysis.causes.claims import RunEvidence, clocks_of
 from analysis.causes.evidence import RunFacts
 from analysis.causes.table import cause_rows, divide_study, read_evidence, read_run_facts
-from analysis.checks.assessment import Assessment, assess
+from analysis.checks.assessment import CheckedStudy
 from analysis.checks.fabric import FabricRow, SweepRow, fabric_table, sweep_rows
-from analysis.checks.scaling_table import Invalid, error_of, scaling_table
-from analysis.checks.slow_ranks import RankMeans, least_balanced_cells, rank_means
+from analysis.checks.slow_ranks import RankMeans, rank_means
 from analysis.compare.comparison import Comparison
 from analysis.compare.settings import SettingRow, setting_rows
 from analysis.compare.strategies import StrategyRow, strategy_rows
 from analysis.data.columns import RunRow, ScalingRow, by_series
 from analysis.data.differences import Difference, differences, observe
-from analysis.data.environment import Environment, describe_environment
-from analysis.data.load import Study
 from analysis.data.names import series_parts, short_labels
 from analysis.decide import Choice, Verdict, decide_all
 from analysis.report.words import mode_title
 from analysis.stats.attempts import all_attempts
-from analysis.stats.measured import Measured, measure
 from analysis.stats.scaling import two_axes
 from analysis.targets import TargetRow, judge_targets, planned_targets
-from ddp_scaling_bench.finding import Finding
 
 
 @dataclass(frozen=True)
-class Results:
-    """A study, its measurements, and its scaling table ``rows``.
+class Results(CheckedStudy):
+    """A checked study with everything else that a report shows.
 
     ``targets`` replace those of the plan, if they are given. ``spread`` is stated, see
     :func:`analysis.decide.decide`.
     """
 
-    study: Study
-    frames: Measured
-    rows: Sequence[ScalingRow]
     targets: Sequence[Any] | None = None
     spread: float = math.nan
-
-    @staticmethod
-    def of(
-        study: Study,
-        *,
-        baseline: str | None = None,
-        include_disturbed: bool = False,
-        targets: Sequence[Any] | None = None,
-        spread: float = math.nan,
-    ) -> Results:
-        """Measure a study and compute its scaling table."""
-        frames = measure(study, include_disturbed=include_disturbed)
-        return Results(study, frames, scaling_table(frames, baseline=baseline), targets, spread)
-
-    @cached_property
-    def environment(self) -> Environment:
-        """Software and hardware of the runs."""
-        return describe_environment(self.study)
-
-    @cached_property
-    def assessment(self) -> Assessment:
-        """What limits the validity of the numbers."""
-        return assess(self.study, self.frames, self.rows, self.environment)
 
     @cached_property
     def target_rows(self) -> list[TargetRow]:
         """The verdicts on the targets."""
         targets = planned_targets(self.study) if self.targets is None else self.targets
         return judge_targets(targets, self.study, self.frames, self.rows, invalid=self.invalid)
-
-    @property
-    def invalid(self) -> Invalid:
-        """The cells whose values are not valid."""
-        return self.assessment.invalid
-
-    def error_of(self, row: ScalingRow) -> Finding | None:
-        """Return the error of a row or of its baseline; None if their values are valid."""
-        return error_of(row, row.base, self.invalid)
 
     @cached_property
     def verdicts(self) -> dict[int, Verdict]:
@@ -134,7 +94,7 @@ class Results:
     @cached_property
     def ranks(self) -> RankMeans | None:
         """Means of the ranks of the least balanced cells; None if no run has ranks.csv."""
-        return rank_means(self.study, least_balanced_cells(self.rows), self.frames.runs)
+        return rank_means(self)
 
     @cached_property
     def sweep(self) -> list[SweepRow]:
@@ -149,7 +109,7 @@ class Results:
     @cached_property
     def run_facts(self) -> dict[str, RunFacts]:
         """What the runs that count recorded about themselves, by run_id; of a sample of many runs."""
-        return read_run_facts(self.study, self.frames)
+        return read_run_facts(self)
 
     @cached_property
     def differences(self) -> list[Difference]:
@@ -163,7 +123,7 @@ class Results:
         """The evidence of the causes of the losses, by cell; empty for a table."""
         if self.study.table:
             return {}
-        return read_evidence(self.study, self.frames, self.run_facts, fabric=self.fabric)
+        return read_evidence(self, self.run_facts, fabric=self.fabric)
 
     @cached_property
     def divisions(self) -> dict[int, CellDivision]:
@@ -181,11 +141,11 @@ class Results:
     @cached_property
     def settings(self) -> list[SettingRow]:
         """The verdicts on the swept settings."""
-        return setting_rows(self.study, self.frames, self.assessment)
+        return setting_rows(self)
 
     def strategies(self, comparison: Comparison | None = None) -> list[StrategyRow]:
         """Return the strategies side by side; ``comparison`` is that of the strategies, if it is known."""
-        return strategy_rows(self.study, self.frames, self.rows, self.assessment, comparison)
+        return strategy_rows(self, comparison)
 
     @cached_property
     def causes(self) -> list[CauseRow]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,13 +68,11 @@ class TableStudy:
     @property
     def shown(self) -> Measured:
         """The measurements for the report; values that the input does not determine are NaN."""
-        series = {cell: name for cell, name, _ in self.frames.members}
-        runs = [copy(run) for run in self.frames.runs]
-        for run in runs:
-            for name in ("throughput_samples_per_sec", "step_time_sec"):
-                if name in self.hidden[series[run.cell_id]]:
-                    setattr(run, name, math.nan)
-        return replace(self.frames, runs=runs)
+        hidden = {cell: {*self.hidden[series]} for cell, series, _ in self.frames.members}
+        of_runs = {"throughput_samples_per_sec", "step_time_sec"}
+        unknown = {cell: dict.fromkeys(names & of_runs, math.nan) for cell, names in hidden.items()}
+        runs: list[Any] = [*self.frames.runs]
+        return replace(self.frames, runs=[replace(run, **unknown[run.cell_id]) for run in runs])
 
 
 def study_of_table(table: Table, *, mode: str | None, folder: Path) -> TableStudy:

@@ -92,11 +92,11 @@ def compare_command(
     _check_options(b, by=by, base=base, minimum_effect=minimum_effect, ignore=ignore)
     folders = [find_study(name, results) for name in ([a] if b is None else [a, b])]
     records = [settle_study(folder) for folder in folders]
+    from analysis.checks.assessment import CheckedStudy
     from analysis.compare.comparison import compare_studies, compare_within
-    from analysis.compare.strategies import HEADINGS, NUMERIC
+    from analysis.compare.strategies import HEADINGS, NUMERIC, strategy_rows
     from analysis.compare.text import as_content, markdown_report
     from analysis.data.load import load_study
-    from analysis.report.results import Results
 
     studies = [
         replace(load_study(folder.path, records=own), folder=folder)
@@ -106,10 +106,9 @@ def compare_command(
     if by is None:
         found = compare_studies(*studies, minimum_effect=minimum_effect, ignore=ignore or [])
     else:
-        own = Results.of(studies[0])
-        measured = (own.frames, own.assessment)
-        found = compare_within(own.study, key=by, base=base, minimum_effect=minimum_effect, measured=measured)
-        strategies = own.strategies(found) if by == "strategy" else []
+        own = CheckedStudy.of(studies[0])
+        found = compare_within(own, key=by, base=base, minimum_effect=minimum_effect)
+        strategies = strategy_rows(own, found) if by == "strategy" else []
     if output is not None:
         write_atomically(output, markdown_report(found))
     if as_json:

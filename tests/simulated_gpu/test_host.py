@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from analysis.checks.host_bound import host_bound
+from analysis.checks.slow_ranks import host_bound
 from analysis.data.load import RankOfRun
 from ddp_scaling_bench.files import read_json
 from ddp_scaling_bench.measure import conditions

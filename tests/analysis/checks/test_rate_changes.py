@@ -17,7 +17,7 @@ def measurements(rows: pd.DataFrame, *, is_exclusive: bool = False) -> CheckedSt
     """Return the measurements of a study whose runs have the given sizes and throughputs."""
     frames: Any = frames_of_points(rows.assign(global_batch=64))
     study: Any = SimpleNamespace(planned=[SimpleNamespace(resources=SimpleNamespace(exclusive=is_exclusive))])
-    return CheckedStudy(study, frames, scaling_table(frames), environment=Any)
+    return CheckedStudy(study, frames, scaling_table(frames))
 
 
 def drifts(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> list[Drift]:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.checks.assessment import CheckedStudy
 from analysis.checks.slow_ranks import (
     late_nodes_of,
     nodes_table,
@@ -17,7 +18,6 @@ from analysis.checks.slow_ranks import (
 )
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun, load_study
-from analysis.stats.measured import measure
 from ddp_scaling_bench.records import RANKS_COLUMNS, columns_of
 from tests.analysis.studies import finished, make_cell, seal
 
@@ -175,7 +175,7 @@ def test_the_table_of_nodes_compares_nodes_of_the_same_run_only(tmp_path: Path) 
         )
         rows.reindex(columns=list(RANKS_COLUMNS)).to_csv(Path(attempt, "ranks.csv"), index=False)
     study = load_study(seal(folder))
-    means = rank_means(study, ["n2x1-gloo-srun-b32"], measure(study).runs)
+    means = rank_means(CheckedStudy.of(study))
     table = pd.DataFrame(nodes_table(means)).set_index("host")
     assert table["n"].to_dict() == {"n1": 1, "n2": 1, "n3": 1, "n4": 1}
     expected = {"n1": 0.0, "n2": 0.01 / 0.12, "n3": 0.0, "n4": 0.02 / 0.23}

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from analysis.checks import assessment
-from analysis.checks.assessment import assess
+from analysis.checks.assessment import CheckedStudy
 from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.decide import SlowBaseline, SlowerThanSmaller, decide
@@ -36,7 +36,7 @@ PATTERN = {"output": {"throughput": r"rate (\S+)"}}
 
 def findings(path: Path) -> dict[str, Finding]:
     """Return the findings of the study in ``path`` by kind."""
-    found = assess(load_study(path)).findings
+    found = CheckedStudy.of(load_study(path)).assessment.findings
     assert len({one.kind for one in found}) == len(found)
     assert all(message(one).endswith(".") for one in found), "a sentence lacks a value"
     return {one.kind: one for one in found}
@@ -387,7 +387,7 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
 
 def test_checks_without_values_are_not_passed(tmp_path: Path) -> None:
     study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), ranks_files=False))
-    checks = {check.name: check for check in assess(study).checks}
+    checks = {check.name: check for check in CheckedStudy.of(study).assessment.checks}
     assert not checks["samples"].passed
     assert checks["samples"].missing
     assert checks["cores"].passed

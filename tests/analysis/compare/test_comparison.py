@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 from typer.testing import CliRunner
 
+from analysis.checks.assessment import CheckedStudy
 from analysis.compare.comparison import (
     Comparison,
     Verdict,
@@ -148,11 +149,15 @@ def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
 
 
 def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat(tmp_path):
-    found = compare_within(paired_study(tmp_path / "packed", packed=True), key="backend").cells
+    found = compare_within(
+        CheckedStudy.of(paired_study(tmp_path / "packed", packed=True)), key="backend"
+    ).cells
     assert [row.pairs for row in found] == [6, 6]
     assert [row.verdict for row in found] == ["faster", "faster"]
     assert [row.ratio for row in found] == pytest.approx([1.03, 1.03], rel=0.005)
-    apart = compare_within(paired_study(tmp_path / "apart", packed=False), key="backend").cells
+    apart = compare_within(
+        CheckedStudy.of(paired_study(tmp_path / "apart", packed=False)), key="backend"
+    ).cells
     assert [(row.pairs, row.verdict) for row in apart] == [(None, "cannot tell")] * 2
     for wide, narrow in zip(apart, found, strict=True):
         assert wide.high - wide.low > 20 * (narrow.high - narrow.low)
@@ -171,7 +176,7 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
     ]
     for cell in cells:
         cell.env = {"NCCL_ALGO": cell.swept["env.NCCL_ALGO"]}
-    one = study(tmp_path / "s", cells)
+    one = CheckedStudy.of(study(tmp_path / "s", cells))
     found = compare_within(one, key="env.NCCL_ALGO")
     pairs = [(row.a, row.b) for row in found.cells]
     assert pairs == [("Ring", "Tree")] * 2 + [("Ring", "CollNet")] * 2
@@ -190,7 +195,7 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
     ],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_compared_is_an_error(tmp_path, key, base, message):
-    one = study(tmp_path / "s", [*strong(backend="gloo"), *strong(backend="nccl")])
+    one = CheckedStudy.of(study(tmp_path / "s", [*strong(backend="gloo"), *strong(backend="nccl")]))
     assert raised(BenchError, compare_within, one, key=key, base=base) == message
 
 

@@ -57,8 +57,8 @@ def test_a_planted_difference_is_found_by_size_and_overall(tmp_path):
 
 def test_the_ratios_are_those_of_compare_and_the_overall_one_their_geometric_mean(tmp_path):
     results = results_of(tmp_path, noise=0.03)
-    rows = by_size(setting_rows(results.study, results.frames, results.assessment))
-    cells = compare_within(results.study, key=ALGORITHM).cells
+    rows = by_size(setting_rows(results))
+    cells = compare_within(results, key=ALGORITHM).cells
     logs, errors, freedoms = [], [], []
     for cell in cells:
         found = rows[cell.gpus].judgement

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.checks.assessment import assess
+from analysis.checks.assessment import CheckedStudy
 from analysis.data import environment
 from analysis.data.differences import Difference
 from analysis.data.environment import describe_environment
@@ -192,7 +192,11 @@ def test_only_the_axes_and_what_follows_from_them_are_planned(tmp_path: Path) ->
         == "mlp (6 runs of 2 cells) and convnet (6 runs of 2 cells)"
     )
     assert found["environment parameters"].text(0) == "1,000 and 2,000"
-    assert not [fact for fact in assess(load_study(tmp_path / "s")).findings if fact.kind == "runs-differ"]
+    assert not [
+        fact
+        for fact in CheckedStudy.of(load_study(tmp_path / "s")).assessment.findings
+        if fact.kind == "runs-differ"
+    ]
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -217,7 +221,9 @@ def test_versions_variables_hosts_and_clocks_of_some_runs_are_not_planned(tmp_pa
     ]
     assert rows == [("INFO", 1, 1), ("not set", 5, 2)]
     assert set(odd.loc[odd["quantity"] == "clock", "value"]) == {"1.4 GHz", "2.9 GHz"}
-    (fact,) = [fact for fact in assess(load_study(path)).findings if fact.kind == "runs-differ"]
+    (fact,) = [
+        fact for fact in CheckedStudy.of(load_study(path)).assessment.findings if fact.kind == "runs-differ"
+    ]
     assert fact.values["differing"] == ["torch", "parameters"]
     section = page.read_text().partition('id="differs"')
     assert section[0].endswith("<details open><summary><h2 ")

@@ -79,75 +79,30 @@ def error_of(tmp_path: Path, text: str, *options: str) -> str:
 #: By file: the options, the unit of the rates, and for each series its sizes and rates per rank, by hand.
 READ = {
     "01-markdown.md": ({}, "tokens", {"01-markdown": {1: 12400, 2: 24000 / 2, 4: 45900 / 4}}),
-    "02-semicolon-comma.csv": (
-        {},
-        "samples",
-        {"02-semicolon-comma": {8: 2460.5 / 8, 16: 4710 / 16, 32: 8700.25 / 32}},
-    ),
+    "02-semicolon-comma.csv": ({}, "samples", {"02-semicolon-comma": {8: 2460.5 / 8, 16: 4710 / 16, 32: 8700.25 / 32}}),
     "03-per-gpu.tsv": ({}, "tokens", {"03-per-gpu": {8: 7480, 32: 7210, 128: 6510}}),
-    "04-epoch-fixed-dataset.csv": (
-        {},
-        "",
-        {"04-epoch-fixed-dataset": {1: 1 / 30.2, 2: 1 / 15.6 / 2, 4: 1 / 8.3 / 4}},
-    ),
-    "05-suffix-mixed-models.csv": (
-        {},
-        "tokens",
-        {"7B": {64: 220e3 / 64, 128: 431e3 / 128}, "1B": {256: 1.4e6 / 256}},
-    ),
-    "06-iterations-per-second.csv": (
-        {},
-        "samples",
-        {"06-iterations-per-second": {1: 3.95 * 16, 4: 2.70 * 16}},
-    ),
+    "04-epoch-fixed-dataset.csv": ({}, "", {"04-epoch-fixed-dataset": {1: 1 / 30.2, 2: 1 / 15.6 / 2, 4: 1 / 8.3 / 4}}),
+    "05-suffix-mixed-models.csv": ({}, "tokens", {"7B": {64: 220e3 / 64, 128: 431e3 / 128}, "1B": {256: 1.4e6 / 256}}),
+    "06-iterations-per-second.csv": ({}, "samples", {"06-iterations-per-second": {1: 3.95 * 16, 4: 2.70 * 16}}),
     "07-blanks.csv": ({}, "samples", {"07-blanks": {1: 100, 2: 190 / 2, 4: 340 / 4}}),
     "08-wide.csv": ({}, "samples", {"08-wide": {1: 2980, 2: 5700 / 2, 4: 10600 / 4}}),
-    "09-layout.csv": (
-        {"mode": "strong"},
-        "",
-        {"pp 1": {8: 1 / 4.10 / 8, 16: 1 / 2.14 / 16}, "pp 2": {128: 1}},
-    ),
+    "09-layout.csv": ({"mode": "strong"}, "", {"pp 1": {8: 1 / 4.10 / 8, 16: 1 / 2.14 / 16}, "pp 2": {128: 1}}),
     "10-other-baseline.csv": ({}, "samples", {"10-other-baseline": {1: 500, 2: 1900 / 2, 4: 3700 / 4}}),
     "11-rate-per-gpu.csv": ({"mode": "weak"}, "samples", {"11-rate-per-gpu": {8: 30, 16: 10}}),
     "12-iterations.csv": ({"mode": "weak"}, "", {"12-iterations": {1: 3.95, 4: 2.7}}),
     # mwasifshkeel/distributed-mlp: three epochs of 12,000 samples, which are no repeats.
-    "13-epochs.csv": (
-        {},
-        "samples",
-        {
-            "strong": {
-                1: 3 * 12000 / (219.076841 + 190.150473 + 245.263903),
-                2: 3 * 12000 / (32.780 + 32.385 + 32.462) / 2,
-            }
-        },
-    ),
+    "13-epochs.csv": ({}, "samples", {"strong": {1: 3 * 12000 / (219.076841 + 190.150473 + 245.263903), 2: 3 * 12000 / (32.780 + 32.385 + 32.462) / 2}}),
     # ramanathanlab/genslm: efficiencies of 1.014, 0.706 and 0.641 on 32 nodes.
-    "14-params.csv": (
-        {},
-        "samples",
-        {"2.5B": {1: 1, 32: 1.0145 * 1}, "250M": {1: 1, 32: 0.70628 * 1}, "25M": {1: 1, 32: 0.64075 * 1}},
-    ),
+    "14-params.csv": ({}, "samples", {"2.5B": {1: 1, 32: 1.0145 * 1}, "250M": {1: 1, 32: 0.70628 * 1}, "25M": {1: 1, 32: 0.64075 * 1}}),
     # deepaksatna/Distributed-LLM-Training-Benchmark-Framework: 73 % from 2 to 4 GPUs.
-    "15-document.md": (
-        {},
-        "tokens",
-        {"DDP": {2: 8369 / 2, 4: 12220 / 4}, "FSDP": {2: 6771 / 2, 4: 9424 / 4}},
-    ),
+    "15-document.md": ({}, "tokens", {"DDP": {2: 8369 / 2, 4: 12220 / 4}, "FSDP": {2: 6771 / 2, 4: 9424 / 4}}),
     # saberm2837/PyTorch-DDP-Performance-Analysis-on-RCC-HPC-Cluster: speedups of 3.65 and 1.67.
-    "16-clock-times.txt": (
-        {"names": {"gpus_per_node": "#GPUs"}},
-        "",
-        {"16-clock-times": {1: 1 / 8521, 2: 1 / 5100 / 2, 4: 1 / 2332 / 4}},
-    ),
+    "16-clock-times.txt": ({"names": {"gpus_per_node": "#GPUs"}}, "", {"16-clock-times": {1: 1 / 8521, 2: 1 / 5100 / 2, 4: 1 / 2332 / 4}}),
     # marin-community/marin#6979: 0.981, 0.989, 0.993.
     "17-mfu.csv": ({"mode": "weak"}, "", {"17-mfu": {1: 26.7, 2: 26.2, 4: 26.4, 8: 26.5}}),
     "18-wide.md": ({}, "tokens", {"18-wide": {1: 1200, 2: 1100, 4: 1000}}),
-    "19-tokens-and-batch.csv": (
-        {},
-        "samples",
-        {"bf16": {8: 64 / 1 / 8, 16: 64 / 0.55 / 16}, "fp32": {8: 64 / 2 / 8, 16: 64 / 1.05 / 16}},
-    ),
-}
+    "19-tokens-and-batch.csv": ({}, "samples", {"bf16": {8: 64 / 1 / 8, 16: 64 / 0.55 / 16}, "fp32": {8: 64 / 2 / 8, 16: 64 / 1.05 / 16}}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", READ)
