@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import current_process, get_context
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -25,7 +27,8 @@ def in_background(work: Callable[[], T]) -> Callable[[], T]:
         return work
     context = get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    gc.freeze()  # a collection would write to all objects, and so copy the memory that both share
+    # A collection would write to all objects, and so copy the memory that both share. It would find nothing.
+    gc.freeze()
     try:
         with suppress(OSError), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # threads of Arrow exist, but do nothing
@@ -34,12 +37,35 @@ def in_background(work: Callable[[], T]) -> Callable[[], T]:
         writer.close()
 
     def finish() -> T:
-        try:
-            with reader, suppress(EOFError, OSError):
-                return reader.recv()  # type: ignore[no-any-return]
-        finally:
-            gc.unfreeze()
+        with reader, suppress(EOFError, OSError):
+            return reader.recv()  # type: ignore[no-any-return]
         return work()
+
+    return finish
+
+
+def share(tasks: Sequence[Callable[[], T]]) -> Callable[[], list[T]]:
+    """Start a second process that does one task after another; return what does the others here.
+
+    The returned function returns the results of all tasks, which must be picklable. Call it once. There are
+    at most 256 tasks.
+    """
+    reader, writer = os.pipe()
+    os.write(writer, bytes(range(len(tasks))))  # each number is read by one of the processes
+    os.close(writer)
+
+    def work() -> dict[int, T]:
+        return {number[0]: tasks[number[0]]() for number in iter(partial(os.read, reader, 1), b"")}
+
+    others = in_background(work)
+
+    def finish() -> list[T]:
+        try:
+            results = work() | others()
+        finally:
+            os.close(reader)
+        # If the second process was killed, its tasks remain.
+        return [results[number] if number in results else task() for number, task in enumerate(tasks)]
 
     return finish
 

@@ -14,7 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from statistics import median
 from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from analysis.checks.scaling_table import Invalid, error_of, scaling_table
 from analysis.data.columns import RunRow, ScalingRow
@@ -98,6 +101,21 @@ class CheckedStudy:
         """Each run whose env.json was read, with its content."""
         runs = {run.run_id: run for run in self.runs}
         return [(runs[run_id], env) for run_id, env in self.environment.envs.items()]
+
+    @cached_property
+    def changes_in_runs(self) -> dict[str, float]:
+        """By cell, the median of log(last / first third of the epochs) over the throughputs of its runs."""
+        epochs = self.study.epochs[self.study.epochs["throughput_samples_per_sec"] > 0]
+        logs = np.log(epochs["throughput_samples_per_sec"].to_numpy())
+        places = epochs.groupby("run_id", observed=True).indices
+        changes: dict[str, list[float]] = {}
+        for run in self.runs:
+            own = logs[places[run.run_id]] if run.measured and run.run_id in places else logs[:0]
+            if len(own) > 1:
+                third = max(len(own) // 3, 1)
+                last, first = (np.add.reduce(one) / third for one in (own[-third:], own[:third]))
+                changes.setdefault(run.cell_id, []).append(float(last - first))
+        return {cell: median(own) for cell, own in sorted(changes.items())}
 
     def cells_with(self, has: Callable[[dict[str, Any]], Any]) -> set[str]:
         """Return the cells of which each env.json that was read has certain values."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 from scipy import special
@@ -104,23 +103,9 @@ class DriftInRun(Finding, kind="drift-in-run"):
         )
 
 
-def _changes_in_runs(about: CheckedStudy) -> dict[str, float]:
-    """Return by cell the median of log(last / first third of the epochs) over the throughputs of its runs."""
-    epochs = about.study.epochs[about.study.epochs["throughput_samples_per_sec"] > 0]
-    logs = np.log(epochs["throughput_samples_per_sec"].to_numpy())
-    places = epochs.groupby("run_id", observed=True).indices
-    changes: dict[str, list[float]] = {}
-    for run in about.runs:
-        own = logs[places[run.run_id]] if run.measured and run.run_id in places else logs[:0]
-        if len(own) > 1:
-            third = max(len(own) // 3, 1)
-            changes.setdefault(run.cell_id, []).append(float(own[-third:].mean() - own[:third].mean()))
-    return {cell: median(own) for cell, own in sorted(changes.items())}
-
-
-@check("drift-in-run", possible=lambda about: {*_changes_in_runs(about)})
+@check("drift-in-run", possible=lambda about: {*about.changes_in_runs})
 def _drift_in_runs(about: CheckedStudy) -> Iterator[DriftInRun]:
-    changes = _changes_in_runs(about).items()
+    changes = about.changes_in_runs.items()
     if values := {cell: math.expm1(log) for cell, log in changes if abs(log) > math.log1p(DRIFT_IN_RUN)}:
         yield DriftInRun(subject=tuple(values), change=values)
 

@@ -12,6 +12,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -208,14 +209,23 @@ def csv_text(columns: Mapping[str, Sequence[Any]], *, digits: int = 12) -> str:
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(zip(*([_cell(one, digits) for one in own] for own in columns.values()), strict=True))
+    writer.writerows(zip(*(_cells(own, digits) for own in columns.values()), strict=True))
     return target.getvalue()
 
 
-def _cell(value: Any, digits: int) -> Any:
-    if isinstance(value, float):
-        return "" if math.isnan(value) else f"{value:.{digits}g}"
-    if not isinstance(value, str):
-        return value
+def _cells(values: Sequence[Any], digits: int) -> list[Any]:
+    """Return the values of a column as they are written; many texts of a column are equal."""
+    form, text = f".{digits}g", cache(_text)
+    return [
+        ("" if math.isnan(one) else format(one, form))
+        if isinstance(one, float)
+        else text(one)
+        if isinstance(one, str)
+        else one
+        for one in values
+    ]
+
+
+def _text(value: str) -> str:
     text = clean(value)
     return f"'{text}" if text.startswith(_FORMULA) else text

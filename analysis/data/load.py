@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pandas as pd
 
 from analysis.data.columns import CellRow, Member, RunRow
 from analysis.data.csv_files import read_csvs, rows_of
-from analysis.processes import in_background
+from analysis.processes import share
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, Run
 from bench.study.layout import StudyFolder
@@ -37,8 +38,8 @@ from ddp_scaling_bench.records import EpochRow, RankRow, TableRow, columns_of
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import count, listed
 
-#: Of more completed runs, a second process checks the files of half of them.
-_MANY = 200
+#: Of more completed runs, a second process checks the files, in portions.
+_MANY, _PORTIONS = 200, 32
 _ALONE = {name for name, strategy in STRATEGIES.items() if strategy.one_rank}
 
 
@@ -158,8 +159,8 @@ def load_study(path: Path, *, records: Mapping[str, Record] | None = None) -> St
     for run, record in zip(runs, known, strict=True):
         _find_folder(planned, run, record)
     is_recorded = [not planned.cells[run.cell_id].is_unrecorded for run in planned.runs]
-    _find_damage([run for run, recorded in zip(runs, is_recorded, strict=True) if recorded])
-    epochs, facts = _epochs(planned, runs)
+    recorded = [run for run, is_own in zip(runs, is_recorded, strict=True) if is_own]
+    epochs, facts = _epochs(planned, runs, finish_checks=_start_checks(recorded))
     return Study(
         planned.folder,
         planned.plan,
@@ -264,17 +265,29 @@ def _find_folder(planned: PlannedStudy, run: RunRow, record: Record) -> None:
         _add_reason(run, f"the folder of attempt {record.attempt} is missing")
 
 
-def _find_damage(runs: Iterable[RunRow]) -> None:
-    """Leave out the values of completed runs whose files were changed, and say so in their reasons."""
+def _start_checks(runs: Iterable[RunRow]) -> Callable[[], None]:
+    """Check the files of completed runs, those of many in a second process.
+
+    Call the returned function once. It leaves out the values of runs whose files were changed, and says so in
+    their reasons.
+    """
     completed = [run for run in runs if run.folder and run.state == RunState.COMPLETED]
     folders = [run.folder or "" for run in completed]
-    half = len(folders) // 2 if len(folders) > _MANY else 0
-    others = in_background(lambda: [*map(find_damage, folders[:half])]) if half else list
-    found = [*map(find_damage, folders[half:])]
-    for run, damage in zip(completed, others() + found, strict=True):
-        if damage:
-            run.values_folder = None
-            _add_reason(run, damage)
+    size = len(folders) // _PORTIONS + 1
+    portions = [partial(_damages, folders[start : start + size]) for start in range(0, len(folders), size)]
+    check = share(portions) if len(folders) > _MANY else lambda: [portion() for portion in portions]
+
+    def finish() -> None:
+        for run, damage in zip(completed, chain.from_iterable(check()), strict=True):
+            if damage:
+                run.values_folder = None
+                _add_reason(run, damage)
+
+    return finish
+
+
+def _damages(folders: Sequence[str]) -> list[str]:
+    return [*map(find_damage, folders)]
 
 
 def _add_reason(run: RunRow, text: str) -> None:
@@ -315,9 +328,12 @@ def _evidence(end: End) -> tuple[str, ...]:
 
 
 def _epochs(
-    planned: PlannedStudy, runs: Sequence[RunRow]
+    planned: PlannedStudy, runs: Sequence[RunRow], *, finish_checks: Callable[[], None]
 ) -> tuple[pd.DataFrame, dict[str, Sequence[Finding]]]:
-    """Return the rows of all runs' metrics.csv or readings, and the facts about them by run_id."""
+    """Return the rows of all runs' metrics.csv or readings, and the facts about them by run_id.
+
+    The files are read while a second process checks them; ``finish_checks`` tells which of them count.
+    """
     cells = [planned.cells[run.cell_id] for run in planned.runs]
     file = RunFolder(Path()).metrics_csv.name
     places = [
@@ -328,8 +344,14 @@ def _epochs(
     paths = [f"{runs[place].values_folder}/{file}" for place in places]
     loaded = read_csvs(paths, EpochRow)
     loaded.rows["file"] = np.asarray(places, dtype=np.int64)[loaded.rows["file"].to_numpy()]
+    finish_checks()
+    damaged = [place for place in places if not runs[place].values_folder]
+    if damaged:
+        loaded.rows = loaded.rows[~loaded.rows["file"].isin(damaged)].reset_index(drop=True)
     for index, problem in loaded.problems.items():
         run = runs[places[index]]
+        if not run.values_folder:
+            continue
         absent, completed = not Path(paths[index]).exists(), run.state == RunState.COMPLETED
         if absent and completed and not cells[places[index]].measures:
             _add_reason(run, "the matrix asks for no metrics (metrics: none)")

@@ -73,8 +73,18 @@ class Table(NamedTuple):
     is_open: bool = False
 
 
+def page_tables(results: Results) -> dict[str, Any]:
+    """Return the values of page.html.j2 that show neither losses nor figures; texts are not escaped."""
+    return {
+        "tables": [table for table in _tables(results) if table.rows],
+        "runs": runs_context(results.attempts),
+        "details": [table for table in _details(results) if table.rows],
+        **_cells(results),
+    }
+
+
 def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any]:
-    """Return the values of page.html.j2; texts are not escaped."""
+    """Return the other values of page.html.j2."""
     study = results.study
     errors = [fact for fact in results.assessment.findings if fact.severity == "error"]
     figures = grouped(drawings, lambda one: one.topic if one.topic in _PLACES else "figures")
@@ -90,16 +100,12 @@ def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any
         "found": f"{count(len(errors), 'error')}: {', '.join(map(heading, errors))}",
         "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in every],
         "why": why_sections(results, drawings),
-        "tables": [table for table in _tables(results) if table.rows],
         "figures": figures,
-        "runs": runs_context(results.attempts),
-        "details": [table for table in _details(results) if table.rows],
         "environment": results.environment,
         "facts": [*_plan_facts(study), *((fact_title(name), own) for name, own in results.environment.facts)],
         "matrix": _matrix(study),
         "table_source": study.table,
         "written": _files(results),
-        **_cells(results),
     }
 
 

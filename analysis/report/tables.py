@@ -303,13 +303,13 @@ def cell_rows(rows: Sequence[ScalingRow], columns: Mapping[str, Column]) -> list
 
 def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
     text = column.form(_value(row, name))
-    below = column.below(row) if column.below else _interval(row, column)
+    below = column.below(row) if column.below else _interval(row, column) if column.ends else ""
     return (text, below) if below else text
 
 
 def _interval(row: ScalingRow, column: Column) -> str:
-    ends = [getattr(row, f"{column.ends}_{end}") for end in ("low", "high") if column.ends]
-    return f"[{', '.join(map(column.form, ends))}]" if ends and all(map(known, ends)) else ""
+    ends = [getattr(row, f"{column.ends}_{end}") for end in ("low", "high")]
+    return f"[{', '.join(map(column.form, ends))}]" if all(map(known, ends)) else ""
 
 
 def run_data(attempts: Sequence[RunRow], cells: Sequence[CellRow] = ()) -> dict[str, Any]:

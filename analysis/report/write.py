@@ -28,9 +28,10 @@ from analysis.data.csv_files import csv_text
 from analysis.data.differences import difference_rows
 from analysis.data.environment import OfRuns
 from analysis.data.load import load_study
+from analysis.processes import in_background
 from analysis.report.decision import Decision, decisions
-from analysis.report.figures.drawing import Drawing, is_name, start_drawing
-from analysis.report.page import page_context
+from analysis.report.figures.drawing import Drawing, draw_figures, is_name
+from analysis.report.page import page_context, page_tables
 from analysis.report.results import Results
 from analysis.report.tables import (
     causes_csv,
@@ -288,25 +289,28 @@ def _report(
 ) -> Report:
     """Write the report and ``files`` (texts by file name) to ``folder``."""
     say("reading the environment")
+    results.read_facts()  # both processes need them
+    others = in_background(lambda: results.divisions)
     verdicts = _verdicts(results)
+    files |= _tables(results)
+    page = page_tables(results)
+    results.know_divisions(others())
     proposal = _proposal(results, request) if request else None
     say("drawing")
-    finish_drawing = start_drawing(results)
-    files |= _tables(results)
-    drawings = finish_drawing()
+    drawings = draw_figures(results)
     if results.causes:
         files["causes.csv"] = causes_csv(results.causes)
     say("writing")
-    files["index.html"] = render_page(page_context(results, drawings))
+    files["index.html"] = render_page(page | page_context(results, drawings))
     missing: Sequence[Missing] = ()
     if proposal:
         texts, figures, missing = _proposal_files(proposal, folder, say)
         files |= texts
         drawings += figures
-    page, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
+    path, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
     of_sizes = {name: one.findings for name, one in results.choices.items() if one.findings}
     warnings = results.environment.warnings
-    written = Report(page, results.assessment, verdicts, settings, warnings, decisions(results), of_sizes)
+    written = Report(path, results.assessment, verdicts, settings, warnings, decisions(results), of_sizes)
     return written._replace(targets=results.target_rows, missing=missing)
 
 

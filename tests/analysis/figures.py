@@ -32,11 +32,11 @@ def drawn_here() -> Iterator[pytest.MonkeyPatch]:
     from analysis.report import write
     from analysis.report.figures import drawing
 
-    def start(results: "Results") -> "Callable[[], list[Drawing]]":
-        return lambda: [one for _, draw in drawing._kinds() for one in draw(results)]
+    def draw_here(results: "Results") -> "list[Drawing]":
+        return [one for _, draw in drawing._kinds() for one in draw(results)]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "start_drawing", start)
+        patch.setattr(write, "draw_figures", draw_here)
         yield patch
 
 

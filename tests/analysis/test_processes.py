@@ -5,11 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from analysis.processes import in_background
+from analysis.processes import in_background, share
 from tests.analysis import studies
 
 #: More bytes than a pipe holds: the second process waits until they are read.
@@ -54,6 +55,31 @@ def test_an_error_of_the_work_is_raised_here():
 
     with pytest.raises(ValueError, match="no"):
         in_background(work)()
+
+
+def test_two_processes_share_tasks_and_each_is_done_once():
+    def task(number: int) -> tuple[int, int]:
+        time.sleep(0.05)
+        return number, os.getpid()
+
+    numbers, pids = zip(*share([partial(task, number) for number in range(20)])(), strict=True)
+    assert numbers == tuple(range(20))
+    assert len({*pids}) == 2
+
+
+def test_the_tasks_of_a_process_that_is_killed_are_done_by_this_one(tmp_path):
+    first, note = os.getpid(), tmp_path / "pid"
+
+    def task(number: int) -> tuple[int, int]:
+        if os.getpid() != first:
+            note.write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number, os.getpid()
+
+    finish = share([partial(task, number) for number in range(5)])
+    while not note.exists():
+        time.sleep(0.01)
+    assert finish() == [(number, first) for number in range(5)]
 
 
 def test_within_a_second_process_the_work_runs_there():

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.data.columns import ScalingRow, by_series
 from analysis.data.names import short_labels
-from analysis.processes import in_background
+from analysis.processes import share
 from analysis.report.results import Results
 from ddp_scaling_bench.units import count
 
@@ -79,11 +80,9 @@ MAX_SERIES, MAX_SIZES, MAX_BARS = 6, 24, 18
 #: Draws the figures of a kind; their names begin with one of the names of the kind.
 Draw = Callable[[Results], Iterator["Drawing"]]
 _KINDS: list[tuple[Sequence[str], Draw]] = []
-#: Kinds that do not show losses: they are drawn while a second process divides these.
-_WITHOUT_LOSSES: set[Draw] = set()
 
 
-def figure(*names: str, shows_losses: bool = True) -> Callable[[Draw], Draw]:
+def figure(*names: str) -> Callable[[Draw], Draw]:
     """Register a function that draws the figures ``NAME`` or ``NAME-...`` with the names of its kind.
 
     The page shows a figure by its topic: ``scaling`` beside the sizes, ``why`` and ``settings`` in these
@@ -92,8 +91,6 @@ def figure(*names: str, shows_losses: bool = True) -> Callable[[Draw], Draw]:
 
     def register(draw: Draw) -> Draw:
         _KINDS.append((names, draw))
-        if not shows_losses:
-            _WITHOUT_LOSSES.add(draw)
         return draw
 
     return register
@@ -107,24 +104,14 @@ def _kinds() -> list[tuple[Sequence[str], Draw]]:
     return sorted(_KINDS, key=lambda kind: kind[1].__module__)
 
 
-def start_drawing(results: Results) -> Callable[[], list[Drawing]]:
-    """Return a function that draws all figures of a report.
+def draw_figures(results: Results) -> list[Drawing]:
+    """Draw all figures of a report, in two processes: matplotlib takes most of the time of a report."""
+    kinds = [partial(_drawn, draw, results) for _, draw in _kinds()]
+    return [one for drawings in share(kinds)() for one in drawings]
 
-    A second process divides the losses and draws the figures that show them, which takes about as long.
-    """
-    draws = [draw for _, draw in _kinds()]
-    rest = [draw for draw in draws if draw not in _WITHOUT_LOSSES]
-    results.read_facts()  # both processes need them
-    others = in_background(lambda: ([[*draw(results)] for draw in rest], results.divisions))
 
-    def finish() -> list[Drawing]:
-        drawn = {draw: [*draw(results)] for draw in draws if draw in _WITHOUT_LOSSES}
-        figures, divisions = others()
-        results.know_divisions(divisions)
-        drawn |= zip(rest, figures, strict=True)
-        return [one for draw in draws for one in drawn[draw]]
-
-    return finish
+def _drawn(draw: Draw, results: Results) -> list[Drawing]:
+    return list(draw(results))
 
 
 def is_name(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -174,17 +174,17 @@ def draw_lines(axes: Axes, *, lines: Lines, scale: Scale) -> None:
     ):
         style: dict[str, Any] = {"color": colour, "linestyle": (0, dashes) if dashes else "-"}
         axes.plot([], [], marker=marker, label=label, **style)
-        for path in paths(points):
-            axes.plot(*_columns((one.gpus, one.value) for one in path), zorder=2, **style)
+        curves = [[(one.gpus, one.value) for one in path] for path in paths(points)]
+        axes.plot(*_columns(_joined(curves)), zorder=2, **style)
         valid = [point for point in points if point.valid]
         if runs := [(point.gpus, value) for point in valid for value in point.runs]:
             hollow: dict[str, Any] = {"color": colour, "markerfacecolor": "none", "markersize": 3.2}
             axes.plot(*_columns(runs), "o", alpha=0.75, zorder=3, **hollow)
         if bounded := [point for point in valid if point.bounded]:
-            ends = [[one.value - one.low for one in bounded], [one.high - one.value for one in bounded]]
-            style = {"fmt": "none", "color": colour, "elinewidth": 1.0, "capsize": 2.5, "zorder": 5}
-            means = _columns((one.gpus, one.value) for one in bounded)
-            axes.errorbar(*means, yerr=np.clip(ends, 0, None), **style)
+            ends = [(min(one.low, one.value), max(one.high, one.value)) for one in bounded]
+            bars = [[(one.gpus, end) for end in own] for one, own in zip(bounded, ends, strict=True)]
+            style = {"color": colour, "linewidth": 1.0, "solid_capstyle": "butt", "zorder": 5}
+            axes.plot(*_columns(_joined(bars)), marker="_", markersize=5.0, **style)
         for wide, own in grouped(valid, lambda point: point.wide).items():
             face, edge = (Colour.SURFACE, colour) if wide else (colour, Colour.SURFACE)
             look: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": 0.7}
@@ -195,6 +195,13 @@ def draw_lines(axes: Axes, *, lines: Lines, scale: Scale) -> None:
         axes.plot(*_columns((one.gpus, one.value) for one in odd), "x", color=Colour.MUTED, label=NOT_VALID)
     if any(point.wide for point in points_of(lines)):
         axes.plot([], [], "o", markerfacecolor=Colour.SURFACE, color=Colour.MUTED, label=WIDE)
+
+
+def _joined(lines: Iterable[Iterable[tuple[float, float]]]) -> Iterator[tuple[float, float]]:
+    """Yield the points of several lines, with gaps between: one artist is drawn faster than many."""
+    for line in lines:
+        yield from line
+        yield math.nan, math.nan
 
 
 def _columns(points: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -68,14 +68,14 @@ class _Panel(NamedTuple):
         return drawing.draw(self.draw, left_in=self.scale.left_in)
 
 
-@figure("efficiency", "speedup", "throughput", shows_losses=False)
+@figure("efficiency", "speedup", "throughput")
 def scaling_figures(results: Results) -> Iterator[Drawing]:
     """Draw each curve of each mode."""
     for suffix, panel in _every_panel(results):
         yield panel.drawing(f"{panel.curve.name}-{suffix}")
 
 
-@figure("scaling", shows_losses=False)
+@figure("scaling")
 def paper_figure(results: Results) -> Iterator[Drawing]:
     """Draw, for a paper, all curves of the modes that have them in one figure."""
     every = [panel for _, panel in _every_panel(results)]

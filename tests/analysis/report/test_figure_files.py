@@ -16,7 +16,7 @@ from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
 from analysis.report.figures import drawing as drawing_module
 from analysis.report.figures.data import data_figures
-from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, start_drawing
+from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, draw_figures
 from analysis.report.figures.lines import NOT_VALID
 from analysis.report.figures.ranks import MAX_BARS, ranks_figure
 from analysis.report.figures.scaling import scaling_figures
@@ -32,7 +32,7 @@ def results_of(path: Path) -> Results:
 
 
 def drawings(path: Path) -> dict[str, Drawing]:
-    return {drawing.name: drawing for drawing in start_drawing(results_of(path))()}
+    return {drawing.name: drawing for drawing in draw_figures(results_of(path))}
 
 
 def figure(path: Path, name: str) -> Drawing:
