@@ -133,8 +133,12 @@ def read_stdin() -> io.BufferedIOBase:
 def print_json(content: Any) -> None:
     """Print JSON on standard output, without users of URLs; unprintable characters are escaped."""
     text = without_users(json.dumps(content, ensure_ascii=False, indent=1))
-    shown = (one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
-    sys.stdout.write("".join(shown) + "\n")
+    lines = (line if line.isprintable() else _escaped(line) for line in text.split("\n"))
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _escaped(line: str) -> str:
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def show(text: object = "", *, to_copy: bool = False) -> None:

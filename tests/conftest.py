@@ -1,6 +1,7 @@
 """Make the fixtures of the test cluster, of the figures and of forked ranks known to all tests."""
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -19,6 +20,9 @@ os.environ["BENCH_SITE"] = ""
 #: The tests need about half of this; more of them fail on a full disk than a reader can understand.
 LEAST_FREE_BYTES = 2 * 2**30
 
+# Each collection of garbage would look at all that the imported packages have made: a sixth of the time of the tests.
+gc.disable()
+
 pytest_plugins = ["tests.cluster.plugin", "tests.analysis.figures", "tests.train.ranks"]
 
 
@@ -31,6 +35,13 @@ def pytest_sessionstart() -> None:
             "delete files there, or name another folder with TMPDIR",
             returncode=2,
         )
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, rarely, and without what the imports have made."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 def pytest_configure() -> None:

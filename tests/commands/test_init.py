@@ -198,9 +198,16 @@ def test_the_batch_and_the_device_of_a_script_are_found(words, script, added, ba
     assert not {"ignored-setting", "shared-output"} & {one.kind for one in plan.warnings}
 
 
+#: A word of these characters alone is refused as an operator of a shell.
+OPERATORS = "&|;<>"
 WORDS = st.lists(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), min_size=1, max_size=12)
-    | st.sampled_from(["{", "}", "{}", "{{x}}", "$HOME", "a b", "'", '"', "é", "# no", ": x", "{a: 1}", "-"]),
+    st.text(
+        st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n" + OPERATORS),
+        min_size=1,
+        max_size=12,
+    )
+    | st.sampled_from(["{", "}", "{}", "{{x}}", "$HOME", "a b", "'", '"', "é", "# no", ": x", "{a: 1}", "-"])
+    | st.sampled_from([f"a{one}b" for one in OPERATORS]),
     max_size=5,
 )
 

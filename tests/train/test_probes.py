@@ -130,6 +130,7 @@ def test_accumulation_communicates_once_per_step_in_mixed_precision_with_states_
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="FSDP2 does not work on CPUs with this torch")
 def test_hsdp_sweeps_within_and_across_nodes(server, tmp_path):
     options = {"strategy": "hsdp", "optimizer": "adamw", "grad_accum": 2, "batch": 4}
+    options |= {"model": "transformer", "parameters": 20_000, "seq_len": 6}  # two blocks
     options |= PROBES | {"probe_steps": 1, "sweep_time": 4, "sweep_max_mb": 0.02}
     options |= {"steps_per_epoch": 2, "attribution_steps": 1}
     run = server.train(tmp_path, srun_env({"a": 2, "b": 2}), **QUICK | options).finish().succeeded()

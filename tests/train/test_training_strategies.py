@@ -75,8 +75,8 @@ def test_sharding_is_refused_with_a_torch_that_cannot(run_ranks, strategy):
 @needs_fsdp
 def test_a_sharded_run_has_all_files_and_says_that_one_node_has_no_replicas(server, tmp_path):
     options = {"strategy": "hsdp", "checkpoint": True, "probe_steps": 2, "sweep_time": 0.1, "trace_steps": 1}
-    started = server.train(tmp_path, torchrun_env(2), batch=4, **QUICK | options)
-    run = started.finish().succeeded()
+    options |= {"model": "transformer", "parameters": 20_000, "seq_len": 6}  # two blocks
+    run = server.train(tmp_path, torchrun_env(2), batch=4, **QUICK | options).finish().succeeded()
     (row,) = run.table("metrics")
     assert float(row["val_loss"]) > 0
     warnings = [line for text in run.err for line in text.splitlines() if "Warning" in line]
