@@ -148,19 +148,22 @@ def choose_series(
         raise BenchError(
             f"--series {wanted!r} {what}", remedy=f"give one of {names(alike or scaled, limit=3)}"
         )
-    if same_input:
-        scaled = {name: rows for name, rows in scaled.items() if rows[0].mode == "strong"} or scaled
+    strong = {name: rows for name, rows in scaled.items() if rows[0].mode == "strong"}
+    of_all = ""
+    if same_input and strong:
+        of_all = " (of strong scaling, which has the same input at all sizes)" * (len(strong) < len(scaled))
+        scaled = strong
     best = {name: row for name in scaled if (row := choices[name].best)}
     if best:
-        alone = "it is the only one with a recommended size"
-        several = "it has the highest throughput of those with a recommended size"
+        alone = f"it is the only one with a recommended size{of_all}"
+        several = f"it has the highest throughput of those with a recommended size{of_all}"
         name = max(best, key=lambda one: best[one].throughput_samples_per_sec)
         return name, several if len(best) > 1 else alone
     merits = {name: _merit(results, rows) for name, rows in scaled.items()}
     name = max(merits, key=lambda name: merits[name], default="")
     is_first = all(merits[name][0] > own[0] for other, own in merits.items() if other != name)
     most = "has the most valid sizes" if is_first else "has as many valid sizes as any"
-    return name, f"none has a recommended size, and this one {most}"
+    return name, f"none has a recommended size, and this one {most}{of_all}"
 
 
 def _scaled(results: Results, choices: Mapping[str, Choice]) -> dict[str, list[ScalingRow]]:

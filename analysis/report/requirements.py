@@ -147,9 +147,8 @@ class Requirements:
                 yield Missing(what, "remove the error, and measure again")
         choice = self.proposal.choices.get(self.proposal.name)
         if goal and goal.is_base and is_target:
-            yield Missing(
-                f"a target size above {self.proposal.size(goal)}, the baseline", "give --target-size"
-            )
+            what = f"a target size above {self.proposal.size(goal)}, the baseline"
+            yield Missing(what, "give a larger --target-size")
         elif goal and choice and choice.verdicts[goal.place].kind is not VerdictKind.EFFICIENT:
             wanted = f"an efficiency of at least {self.profile.threshold}"
             if goal.is_base:
@@ -179,7 +178,9 @@ class Requirements:
         shown = self.rows or self.proposal.shown or self.proposal.results.rows
         if shown and all(row.mode != "strong" for row in shown):
             what = "the same input at all sizes: this series is not strong scaling"
-            yield Missing(what, "measure scaling: {mode: strong}, or choose another --series")
+            others = any(row.mode == "strong" and known(row.efficiency) for row in self.proposal.results.rows)
+            other = ", or choose another --series" * others
+            yield Missing(what, f"measure scaling: {{mode: strong}}{other}")
         elif not self._is_built_in:
             yield Missing("whether the program reads the same input at all sizes", _BY_HAND)
 
@@ -188,10 +189,10 @@ class Requirements:
         if not self.proposal.asked.target_size:
             yield Missing("the size of your largest job in production", "add --target-size SIZE")
         elif self.goal:
-            size, efficiency = self.proposal.size(self.goal), self.proposal.efficiency(self.goal)
-            yield Part(
-                "Target", f"The largest job in production is {size}, with an efficiency of {efficiency}."
-            )
+            what, value = "with an efficiency (of the time per step) of", self.proposal.efficiency(self.goal)
+            result = f"{what} {value}" if known(self.goal.efficiency) else "whose efficiency is not known"
+            text = f"The largest job in production is {self.proposal.size(self.goal)}, {result}."
+            yield Part("Target", text)
 
     def machine(self) -> Found:
         """Yield another executor, or another cluster by Slurm's name in env.json."""
@@ -232,8 +233,10 @@ class Requirements:
         means = [mean(own) for own in times]
         ends = zip(means, *mean_interval(log_moments(times)), strict=True)
         is_job = all(run.allocation == "job" for own in self.runs for run in own)
-        what = "whole jobs" if is_job else "runs, from the start of the script to its end"
-        note = f"Wall times are those of {what}, with start-up and warm-up."
+        what = "whole jobs" if is_job else "runs, from their start to their end"
+        is_whole = all(wall_s == round(wall_s) for own in times for wall_s in own)
+        note = f"Wall times are those of {what}, with start-up and warm-up"
+        note += ", in whole seconds, so that their intervals may be too narrow." if is_whole else "."
         yield Column("Wall time (s)", [_with_ends(three_digits, *own) for own in ends], note)
 
     def _too_short(self, means: Sequence[float]) -> Found:
@@ -264,7 +267,11 @@ class Requirements:
         texts = []
         for row, (value, low, high) in zip(self.rows, values, strict=True):
             texts.append("1" if row.is_base else _with_ends(fraction, value, low, high))
-            if row is self.goal and not row.is_base and not min(low, value) >= self.profile.threshold:
+            if (
+                row is (self.goal or self.proposal.row)
+                and not row.is_base
+                and not min(low, value) >= self.profile.threshold
+            ):
                 what = f"an efficiency of the wall time of {self.profile.threshold}"
                 remedy = "lengthen the runs against their start-up, or request a smaller size"
                 yield Missing(f"{what}: {texts[-1]} at {self.proposal.size(row)}", remedy)
@@ -273,6 +280,9 @@ class Requirements:
     def start_up(self) -> Found:
         """Yield the share of the wall time outside the timed windows: at least that of the start-up."""
         shares = [mean(1 - run.window_s / run.wall_s for run in own if run.wall_s > 0) for own in self.runs]
+        if any(run.wall_s == 0 for own in self.runs for run in own):
+            yield Missing("the share of the start-up: some runs took less than a second", _LONGER)
+            return
         if not shares or not all(map(known, shares)):
             remedy = _REPAIR if self._is_built_in else _RECORDER
             yield Missing("the share of the start-up: the times of steps or runs are not known", remedy)
@@ -346,7 +356,7 @@ class Requirements:
                 what = f"the job script: it sets {hidden}, whose values are not shown"
                 yield Missing(what, f"attach a copy of scripts/{path.name} without them")
             elif not path.is_file():
-                yield Missing(f"the job script: scripts/{path.name} is not there", "plan the study again")
+                yield Missing(f"the job script: scripts/{path.name} is not there", "attach the one that ran")
             else:
                 executor = str(study.plan["executor"])
                 if self.profile.executor not in ("", executor):

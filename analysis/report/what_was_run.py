@@ -104,7 +104,7 @@ def what_was_run(executed: Executed, environment: Environment) -> Iterator[str]:
         yield from _of_kind(executed, cells, is_only=len(kinds) == 1)
     facts = dict(environment.facts)
     if not any(facts.get(name) for name in _SOFTWARE):
-        yield "No run recorded what it executed, so this is what was planned."
+        yield "No run recorded its software, so the training is described as planned."
     yield _launch(executed.cells)
     yield from _machine(environment, executed)
     if any(run.measured for run in executed.runs):
@@ -314,7 +314,7 @@ def _machine(environment: Environment, executed: Executed) -> Iterator[str]:
         parts.append(f"{'requested ' if executed.reads_values else ''}threads per rank: {threads}")
     if machine := "; ".join(filter(None, parts)):
         lacking = environment.read < len(executed.runs)
-        read = f" (as recorded by {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
+        read = f" (read from {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
         yield f"Machine: {machine}{read}."
     versions = [f"{fact_title(name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
     versions += [f"{name} {facts[name]}" for name in _TRANSPORT if facts.get(name)]

@@ -49,7 +49,7 @@ from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from analysis.targets import TargetRow, target_lines
-from analysis.text import heading, markdown, message, one_line, plain
+from analysis.text import cut, heading, markdown, message, plain
 from bench.study.ledger import Record
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import read_json, write_atomically
@@ -151,7 +151,7 @@ class Report(NamedTuple):
 def _shortened(finding: Finding) -> str:
     """Return a finding in words; a long one is cut, unless it is an error."""
     text = message(finding)
-    return text if finding.severity == "error" else one_line(text, limit=_MAX_LINE)
+    return text if finding.severity == "error" else cut(text, limit=_MAX_LINE)
 
 
 def _line(finding: Finding, text: str) -> str:

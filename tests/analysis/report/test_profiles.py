@@ -135,7 +135,7 @@ def test_each_lack_is_listed_with_its_reason(complete, tmp_path):
     _, missing = checked(copy, target_size="4x1")
     assert [one for one in missing if one not in OWN_PROGRAM + BY_HAND] == [
         "missing: runs with executor slurm: it is local; run it on roihu",
-        "missing: the job script: scripts/n4x1-gloo-srun-b16.sh is not there; plan the study again",
+        "missing: the job script: scripts/n4x1-gloo-srun-b16.sh is not there; attach the one that ran",
     ]
 
 
@@ -283,8 +283,7 @@ def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
             {},
             [
                 "an efficiency of at least 0.75: no two sizes can be compared; measure several sizes, see bench plan",
-                "the same input at all sizes: this series is not strong scaling; measure scaling: {mode: strong}, or choose "
-                "another --series",
+                "the same input at all sizes: this series is not strong scaling; measure scaling: {mode: strong}",
                 "runs of 3 min: no size has a valid result; raise workload.steps_per_epoch, or the work of the command",
                 "the wall time of each size: no size has a valid result; bench status says what is wrong with its runs",
                 "the job script: no size is requested; attach one of scripts/",
@@ -305,5 +304,12 @@ def test_the_text_says_that_runs_shared_a_job_and_what_nobody_recorded(tmp_path)
         results = Results.of(load_study(tmp_path / study))
         texts[study] = Proposal.of(results, Request(profile=read_profile("csc"))).context()["method"]
     assert "; the runs shared jobs, one after another." in texts["pack"]
-    assert "No run recorded what it executed, so this is what was planned." in texts["preempted"]
+    assert "No run recorded its software, so the training is described as planned." in texts["preempted"]
     assert "and no time is requested." in texts["preempted"]
+
+
+def test_the_reason_of_a_series_says_that_only_strong_scaling_has_the_same_input(tmp_path):
+    both = merged([*weak(64, (1, 2, 4)), *strong(64, (1, 2, 4))])
+    results = Results.of(load_study(finished(tmp_path / "both", both, timing=Timing(comm_s=1e-3))))
+    reasons = [Proposal.of(results, Request(profile=one)).reason for one in (None, read_profile("csc"))]
+    assert ["of strong scaling, which has the same input" in reason for reason in reasons] == [False, True]
