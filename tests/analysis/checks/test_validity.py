@@ -17,7 +17,7 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.decide import SlowBaseline, SlowerThanSmaller, decide
 from analysis.stats.measured import measure
-from analysis.text import message, one_line
+from analysis.text import cut, message
 from bench.cli import app
 from bench.matrix.cell import Cell, Resources
 from bench.study.layout import StudyFolder
@@ -372,8 +372,8 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
     rates = dict(zip(epochs["run_id"], epochs["throughput_samples_per_sec"], strict=True))
     assert dict(zip(runs["run_id"], runs["throughput_samples_per_sec"], strict=True)) == rates
     run = CliRunner().invoke(app, ["report", str(path), "--proposal"])
-    cut = one_line(message(found["average-of-run"]), limit=160)
-    text = f"Averages with start-up. {cut} {found['average-of-run'].remedy} [average-of-run]"
+    shortened = cut(message(found["average-of-run"]), limit=160)
+    text = f"Averages with start-up. {shortened} {found['average-of-run'].remedy} [average-of-run]"
     assert (run.exit_code, run.stderr.splitlines()[-1]) == (0, f"warning: {text}")
     report = StudyFolder(path).report
     assert message(found["average-of-run"]) in unescape((report / "index.html").read_text(encoding="utf-8"))
