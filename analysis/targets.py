@@ -20,8 +20,8 @@ from analysis.checks.assessment import CheckedStudy
 from analysis.checks.scaling_table import Invalid, error_of
 from analysis.compare.matching import match_studies
 from analysis.data.columns import ScalingRow, grouped
-from analysis.data.differences import spelled
 from analysis.data.load import Study, load_study
+from analysis.data.settings import spelled
 from analysis.stats.estimate import MIN_RUNS, log_moments, ratio_interval
 from analysis.stats.measured import Measured
 from analysis.stats.rates import RateUnit, rate_unit

@@ -19,7 +19,6 @@ from scipy import special
 
 from analysis.checks.assessment import CheckedStudy
 from analysis.data.columns import CellSize, Column, columns_of, first_of_cells, grouped
-from analysis.data.differences import settings_of
 from analysis.data.load import Study
 from analysis.stats.attempts import cell_success
 from analysis.stats.estimate import (
@@ -30,7 +29,7 @@ from analysis.stats.estimate import (
     runs_to_decide,
     unpaired,
 )
-from analysis.text import clean, one_line
+from analysis.text import one_line
 from bench.matrix.cell import SIZES
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.units import known
@@ -249,7 +248,7 @@ def _options(about: CheckedStudy, name: str, *, samples: int, epochs: int) -> It
 
 def _settings(study: Study) -> dict[str, str]:
     """Return, by cell, a text with the settings (except for size and batch) that vary between cells."""
-    cells = {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
+    cells = study.settings
     names = {name for cell in cells.values() for name in cell}.difference(SIZES)
     varying = sorted(name for name in names if len({cell.get(name) for cell in cells.values()}) > 1)
     return {

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import variance
 from typing import NamedTuple
 
 from scipy import special
@@ -218,17 +217,23 @@ def _half_width(
     n = len(values)
     if n < MIN_RUNS:
         return math.nan
-    total = of_cell = variance([value / run.factor for value, run in zip(values, runs, strict=True)]) / n
+    total = of_cell = _variance([value / run.factor for value, run in zip(values, runs, strict=True)]) / n
     freedom = float(n - 1)
     if reference := runs[0].reference:
         if len(base_runs) < MIN_RUNS:
             return math.nan
         spent = [run.factor * sum(run.parts.get(part, 0.0) for part in sources) for run in base_runs]
-        of_base = reference.rate**2 * variance(spent) / len(spent)
+        of_base = reference.rate**2 * _variance(spent) / len(spent)
         total = of_cell + of_base
         if total > 0:
             freedom = total**2 / (of_cell**2 / (n - 1) + of_base**2 / (len(spent) - 1))
     return float(special.stdtrit(freedom, 0.5 + LEVEL / 2)) * math.sqrt(total)
+
+
+def _variance(values: Sequence[float]) -> float:
+    """Return the variance of a sample; that of the standard library computes with fractions."""
+    centre = math.fsum(values) / len(values)
+    return math.fsum([(value - centre) ** 2 for value in values]) / (len(values) - 1)
 
 
 def _with_evidence(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.data.differences import NOT_SET, WORK, settings_of
+from analysis.data.differences import WORK
 from analysis.data.load import Study
-from analysis.text import clean
+from analysis.data.settings import NOT_SET
 from bench.matrix.cell import SIZES
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.known_strategies import DEFAULT
@@ -47,7 +47,7 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     ignored = {ALIASES.get(name, name) for name in ignore}
     if "tasks_per_node" in ignored or "nodes" in ignored:
         ignored |= {"nodes", "tasks_per_node"}  # The number of ranks still has to be equal.
-    cells_a, cells_b = _settings(a), _settings(b)
+    cells_a, cells_b = a.settings, b.settings
     names = _names_of([*cells_a.values(), *cells_b.values()])
     for name in sorted(ignored - set(names)):
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=f"settings: {', '.join(names)}")
@@ -81,7 +81,7 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
         BenchError: the setting does not vary or is a size, or no cell has the base.
     """
     name = ALIASES.get(key, key)
-    cells = _settings(study)
+    cells = study.settings
     names = _names_of(cells.values())
     values = list(dict.fromkeys(cell.get(name, NOT_SET) for cell in cells.values()))
     if name in ("nodes", "tasks_per_node", "world_size"):
@@ -118,19 +118,13 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
 
 def varying_settings(study: Study) -> list[str]:
     """Return the settings that vary within a study and are neither a size, a batch, the work nor the mode."""
-    cells = _settings(study)
+    cells = study.settings
     names = [name for name in _names_of(cells.values()) if name not in (*SIZES, *WORK, "mode")]
     return [name for name in names if len(_values(cells, name)) > 1]
 
 
 def _names_of(cells: Iterable[Mapping[str, str]]) -> list[str]:
     return list(dict.fromkeys(name for cell in cells for name in cell))
-
-
-def _settings(study: Study) -> Mapping[str, Mapping[str, str]]:
-    if study.table:
-        return study.table.settings
-    return {clean(cell.cell_id): settings_of(cell) for cell in study.planned}
 
 
 def _values(cells: Mapping[str, Mapping[str, str]], name: str) -> list[str]:

@@ -14,10 +14,9 @@ from typing import Any
 from analysis.checks.assessment import CheckedStudy
 from analysis.compare.comparison import Comparison, Judgement, compare_within
 from analysis.data.columns import ScalingRow, columns_of, first_of_cells
-from analysis.data.differences import settings_of
 from analysis.data.names import layout
 from analysis.decide import efficiency_text
-from analysis.text import clean, plain
+from analysis.text import plain
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.known_strategies import DEFAULT
@@ -80,8 +79,8 @@ def strategy_rows(about: CheckedStudy, comparison: Comparison | None = None) -> 
 
     ``comparison`` is that of the strategies, if it is known.
     """
-    strategies = {clean(cell.cell_id): settings_of(cell).get("strategy", "") for cell in about.study.planned}
-    if len({*strategies.values()} - {""}) < 2:
+    strategies = {cell: own.get("strategy", "") for cell, own in about.study.settings.items()}
+    if about.study.table or len({*strategies.values()} - {""}) < 2:
         return []
     if comparison is None:
         with suppress(BenchError):  # no run has completed, or no two cells are equal otherwise

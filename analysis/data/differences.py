@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import median
 from typing import Any, NamedTuple
 
 from analysis.data.environment import TRANSPORT, fact_title, facts_of_run
 from analysis.data.load import Study
-from analysis.text import clean, one_line
-from bench.matrix.cell import Cell, value_text
+from analysis.data.settings import NOT_SET, spelled
+from analysis.text import clean
 from ddp_scaling_bench.units import count, listed
 
 #: Settings that define the work of a sample: with different work, throughputs are not comparable.
 WORK = ("model", "parameters", "seq_len", "image_size", "data")
-NOT_SET, NOT_KNOWN = "not set", "not known"
+NOT_KNOWN = "not known"
 #: Facts that follow from settings: if one of these settings varies, so may the fact, from cell to cell.
 _LAUNCH = ("nodes", "tasks_per_node", "backend", "launcher")
 _FOLLOWS: dict[str, tuple[str, ...]] = {
@@ -26,7 +25,6 @@ _FOLLOWS: dict[str, tuple[str, ...]] = {
 }
 #: Clocks are equal if the lowest is at least this share of the highest.
 SAME_CLOCK = 0.95
-Settings = dict[str, str]
 
 
 @dataclass
@@ -150,7 +148,7 @@ def observe(
     planned, found = Counter(cells.values()), Observed({}, Counter(cells[run_id] for run_id in envs))
     for cell in study.planned:
         own = clean(cell.cell_id)
-        for setting, value in settings_of(cell).items():
+        for setting, value in study.settings[own].items():
             found.add("setting", setting, value, own, planned[own])
         if cell.name:
             found.add("command", f"command {clean(cell.name)}", spelled(cell.argv), own)
@@ -166,35 +164,6 @@ def observe(
         found.mhz.append(mhz)
         found.add("clock", "clock", f"{mhz / 1000:.1f} GHz", cells[run_id])
     return found
-
-
-def settings_of(cell: Cell) -> Settings:
-    """Return all settings of a cell: values as texts, by the setting's name in the matrix."""
-    found = {_scalar(name): spelled(value) for name, value in cell.settings.items()}
-    # Two commands with one name match; their texts are a difference.
-    return found | {"command": clean(cell.program)}
-
-
-def spelled(value: Any) -> str:
-    """Return the value of a setting as written in the matrix."""
-    if value is None or isinstance(value, bool | float | int | str):
-        return _scalar(value)
-    if isinstance(value, list) and any(isinstance(word, str) for word in value):
-        return clean(value_text(value))  # a command as typed
-    if isinstance(value, list):
-        # [4, 4], four ranks on each of two nodes, equals 4.
-        parts = list(dict.fromkeys(map(str, value)))
-        return parts[0] if len(parts) == 1 else "+".join(map(str, value))
-    return one_line(value, limit=120)
-
-
-@lru_cache(maxsize=2000, typed=True)
-def _scalar(value: Any) -> str:
-    if value is None:
-        return NOT_SET
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else one_line(value, limit=120)
 
 
 def difference_rows(found: Sequence[Difference]) -> dict[str, list[Any]]:

@@ -23,6 +23,7 @@ import pandas as pd
 
 from analysis.data.columns import CellRow, Member, RunRow
 from analysis.data.csv_files import read_csvs, rows_of
+from analysis.data.settings import settings_of
 from analysis.processes import share
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, Run
@@ -111,6 +112,13 @@ class Study:
     def planned(self) -> list[Cell]:
         """The cells of the plan; none for a table that was measured elsewhere."""
         return planned_cells(self.plan)
+
+    @cached_property
+    def settings(self) -> Mapping[str, Mapping[str, str]]:
+        """The settings of each cell by its id: those of the plan, or those in the columns of a table."""
+        if self.table:
+            return self.table.settings
+        return {clean(cell.cell_id): settings_of(cell) for cell in self.planned}
 
     def ranks_of(self, run_ids: Iterable[str]) -> list[RankOfRun]:
         """Return the rows of some runs' ranks.csv that name an epoch and a rank."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from analysis.data.columns import RunRow
-from analysis.data.differences import spelled
 from analysis.data.environment import Environment, fact_title, sampled
 from analysis.data.load import Study
+from analysis.data.settings import spelled
 from analysis.report.words import WORDS
 from analysis.text import clean, one_line
 from bench.matrix.cell import Cell, canonical, shown_command

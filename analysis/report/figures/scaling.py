@@ -68,17 +68,34 @@ class _Panel(NamedTuple):
         return drawing.draw(self.draw, left_in=self.scale.left_in)
 
 
-@figure("efficiency", "speedup", "throughput")
-def scaling_figures(results: Results) -> Iterator[Drawing]:
-    """Draw each curve of each mode."""
-    for suffix, panel in _every_panel(results):
-        yield panel.drawing(f"{panel.curve.name}-{suffix}")
+@figure("efficiency")
+def efficiency_figures(results: Results) -> Iterator[Drawing]:
+    """Draw the efficiencies of each mode."""
+    return _drawings(EFFICIENCY, results)
+
+
+@figure("speedup")
+def speedup_figures(results: Results) -> Iterator[Drawing]:
+    """Draw the speedups of each mode."""
+    return _drawings(SPEEDUP, results)
+
+
+@figure("throughput")
+def throughput_figures(results: Results) -> Iterator[Drawing]:
+    """Draw the throughputs of each mode."""
+    return _drawings(THROUGHPUT, results)
+
+
+def _drawings(curve: Curve, results: Results) -> Iterator[Drawing]:
+    for suffix, panel in _panels_of_modes(curve, results):
+        yield panel.drawing(f"{curve.name}-{suffix}")
 
 
 @figure("scaling")
 def paper_figure(results: Results) -> Iterator[Drawing]:
     """Draw, for a paper, all curves of the modes that have them in one figure."""
-    every = [panel for _, panel in _every_panel(results)]
+    curves = (EFFICIENCY, SPEEDUP, THROUGHPUT)
+    every = [panel for curve in curves for _, panel in _panels_of_modes(curve, results)]
     by_modes = grouped(every, lambda panel: panel.selection.texts["mode"])
     whole = [panel for own in by_modes.values() if len(own) == 3 for panel in own]
     if whole:
@@ -91,15 +108,14 @@ def paper_figure(results: Results) -> Iterator[Drawing]:
         )
 
 
-def _every_panel(results: Results) -> Iterator[tuple[str, _Panel]]:
-    """Yield each curve of each mode, with the suffix of the mode's figures."""
-    for curve in (EFFICIENCY, SPEEDUP, THROUGHPUT):
-        rows = {}
-        for suffix, own in by_mode(results.rows):
-            drawn = [row for row in own if known(getattr(row, curve.column))]
-            if drawn and (curve is THROUGHPUT or len({row.gpus for row in drawn}) > 1):
-                rows[suffix] = drawn
-        yield from zip(rows, _panels(curve, rows.values(), results), strict=True)
+def _panels_of_modes(curve: Curve, results: Results) -> Iterator[tuple[str, _Panel]]:
+    """Yield the curve of each mode, with the suffix of the mode's figures."""
+    rows = {}
+    for suffix, own in by_mode(results.rows):
+        drawn = [row for row in own if known(getattr(row, curve.column))]
+        if drawn and (curve is THROUGHPUT or len({row.gpus for row in drawn}) > 1):
+            rows[suffix] = drawn
+    yield from zip(rows, _panels(curve, rows.values(), results), strict=True)
 
 
 def efficiency_figure(results: Results, rows: Sequence[ScalingRow], *, guide: float) -> Drawing:

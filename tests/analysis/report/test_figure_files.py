@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,7 +20,7 @@ from analysis.report.figures.data import data_figures
 from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, draw_figures
 from analysis.report.figures.lines import NOT_VALID
 from analysis.report.figures.ranks import MAX_BARS, ranks_figure
-from analysis.report.figures.scaling import scaling_figures
+from analysis.report.figures.scaling import efficiency_figures, speedup_figures, throughput_figures
 from analysis.report.results import Results
 from ddp_scaling_bench.units import number
 from tests.analysis import studies
@@ -38,6 +39,12 @@ def drawings(path: Path) -> dict[str, Drawing]:
 def figure(path: Path, name: str) -> Drawing:
     """Return one figure of the scaling table, without drawing those behind it."""
     return next(drawing for drawing in scaling_figures(results_of(path)) if drawing.name == name)
+
+
+def scaling_figures(results: Results) -> Iterator[Drawing]:
+    """Draw the figures of the scaling table."""
+    for draw in (efficiency_figures, speedup_figures, throughput_figures):
+        yield from draw(results)
 
 
 @pytest.fixture(scope="module")
