@@ -146,7 +146,10 @@ def choose_series(
             return (wanted if wanted in alike else alike[0]), "it was chosen by the applicant"
         what = "is not unique" if alike else "is no series with several sizes"
         raise BenchError(
-            f"--series {wanted!r} {what}", remedy=f"give one of {names(alike or scaled, limit=3)}"
+            f"--series {wanted!r} {what}",
+            remedy=f"give one of {names(alike or scaled, limit=3)}"
+            if scaled
+            else "omit it: no series has several",
         )
     strong = {name: rows for name, rows in scaled.items() if rows[0].mode == "strong"}
     of_all = ""
@@ -469,12 +472,15 @@ class Proposal:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The size of each cell, with its batch if other cells that are described have the same size."""
-        rows = first_of_cells(self.results.rows)
-        described = [row for row in self.results.rows if row.series not in self._not_described]
-        sizes = Counter(map(self.size, first_of_cells(described)))
-        batches = [f" with batch {whole(row.global_batch)}" * (sizes[self.size(row)] > 1) for row in rows]
-        return {row.cell_id: self.size(row) + batch for row, batch in zip(rows, batches, strict=True)}
+        """The size of each cell, with its batch and series if others that are described have an equal one."""
+        rows, labels = first_of_cells(self.results.rows), self.results.labels[0]
+        others = [row for row in self.results.rows if row.series not in self._not_described]
+        described, names = first_of_cells(others), {row.cell_id: self.size(row) for row in rows}
+        batches = {row.cell_id: f" with batch {whole(row.global_batch)}" for row in rows}
+        for more in (batches, {row.cell_id: f" ({labels[row.series]})" for row in rows}):
+            equal = Counter(names[row.cell_id] for row in described)
+            names = {cell: name + more[cell] * (equal[name] > 1) for cell, name in names.items()}
+        return names
 
     def limits(self, requested: ScalingRow | None) -> Iterator[str]:
         """Yield what else limits the numbers and the request, as far as it is known."""

@@ -159,7 +159,10 @@ class Requirements:
                 why = f"it is {value}"
             else:
                 why = f"{value} is not certain" + " with fewer than three runs" * (not is_known)
-            remedy = "request a smaller size, or submit more runs"
+            smaller = [row for row in self.rows if row.gpus < goal.gpus and not row.is_base]
+            kinds = {choice.verdicts[row.place].kind for row in smaller}
+            other = "request a smaller size, or " * (VerdictKind.EFFICIENT in kinds)
+            remedy = f"{other}submit more runs"
             yield Missing(f"{wanted} at {self.proposal.size(goal)}: {why}", remedy)
         elif not choice:
             what = f"an efficiency of at least {self.profile.threshold}: no two sizes can be compared"
@@ -273,7 +276,7 @@ class Requirements:
                 and not min(low, value) >= self.profile.threshold
             ):
                 what = f"an efficiency of the wall time of {self.profile.threshold}"
-                remedy = "lengthen the runs against their start-up, or request a smaller size"
+                remedy = "lengthen the runs against their start-up"
                 yield Missing(f"{what}: {texts[-1]} at {self.proposal.size(row)}", remedy)
         yield Column("E (wall time)", texts, "E (wall time): p_b T_b/(p_N T_N), T: wall time, p: ranks.")
 
@@ -292,11 +295,12 @@ class Requirements:
             what = f"the share of the start-up: at {size}, the timed steps are longer than the wall time"
             yield Missing(what, "check the clocks of the nodes and of Slurm")
             return
-        note = "Outside steps: share of the wall time outside the timed steps (start-up, warm-up, end)."
+        outside = "start-up, warm-up, validation, probes, end"
+        note = f"Outside steps: share of the wall time outside the timed steps ({outside})."
         yield Column("Outside steps", [percent(share) for share in shares], note)
         if max(shares) > self.profile.most_start_up:
             size = self.proposal.size(self.rows[shares.index(max(shares))])
-            share = f"{short_percent(max(shares))} of {size} is outside the timed steps"
+            share = f"up to {short_percent(max(shares))} at {size}, all that is outside the timed steps"
             yield Missing(f"a start-up that does not dominate: {share}", _LONGER)
 
     def utilisation(self) -> Found:
@@ -320,7 +324,8 @@ class Requirements:
         if self.rows and all(known(row.peak_mem_bytes) for row in self.rows):
             yield Column("Memory of a rank", [human_bytes(row.peak_mem_bytes) for row in self.rows])
         else:
-            yield Missing("the memory of a rank: it was not recorded at all sizes", _RECORDER)
+            remedy = _REPAIR if self._is_built_in else _RECORDER
+            yield Missing("the memory of a rank: it was not recorded at all sizes", remedy)
 
     def io(self) -> Found:
         """The Method describes the input of the tool's own training only."""

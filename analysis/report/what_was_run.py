@@ -313,9 +313,7 @@ def _machine(environment: Environment, executed: Executed) -> Iterator[str]:
     if threads := facts.get("threads_per_rank"):
         parts.append(f"{'requested ' if executed.reads_values else ''}threads per rank: {threads}")
     if machine := "; ".join(filter(None, parts)):
-        lacking = environment.read < len(executed.runs)
-        read = f" (read from {environment.read:,} of {count(len(executed.runs), 'run')})" * lacking
-        yield f"Machine: {machine}{read}."
+        yield f"Machine: {machine}."
     versions = [f"{fact_title(name)} {facts[name]}" for name in _SOFTWARE if facts.get(name)]
     versions += [f"{name} {facts[name]}" for name in _TRANSPORT if facts.get(name)]
     if facts.get("parameters") and not executed.reads_values:
@@ -323,3 +321,5 @@ def _machine(environment: Environment, executed: Executed) -> Iterator[str]:
     if versions:
         what = "Installed for the Python of the command" if executed.reads_values else "Software and model"
         yield f"{what}: {', '.join(versions)}."
+    if environment.read < len(executed.runs) and (machine or versions):
+        yield f"This was read from {environment.read:,} of {count(len(executed.runs), 'run')}."

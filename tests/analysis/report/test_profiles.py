@@ -264,7 +264,7 @@ def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
             {"target_size": "2x1"},
             [
                 "an efficiency of at least 0.75 at 2 ranks on 2 nodes: 0.99 is not certain with fewer than three runs; "
-                "request a smaller size, or submit more runs"
+                "submit more runs"
             ],
         ),
         (

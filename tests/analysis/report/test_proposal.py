@@ -26,6 +26,7 @@ from tests.analysis.figures import no_figure
 from tests.analysis.studies import Timing, environment, finished, merged, print_rates, strong, weak
 from tests.commands.command_line import bench, refusal
 from tests.common import change_json
+from tests.freeze.compare import unpack
 
 LATEX = shutil.which("pdflatex")
 WRAPPER = r"""
@@ -237,6 +238,16 @@ def test_a_size_that_is_not_valid_is_not_requested(tmp_path):
         "an efficiency is as valid as its baseline"
     )
     assert found["request"] == {}
+
+
+def test_configurations_of_equal_size_and_batch_are_named_by_what_differs(tmp_path):
+    unpack("failed", tmp_path)
+    limits = [text for _, text in proposal(tmp_path / "failed")["limits"]]
+    lacking = [text.split(" has no result")[0] for text in limits if " has no result" in text]
+    assert lacking[:2] == [
+        f"2 ranks on 1 node with batch 8 (FAULT {fault})" for fault in ("out-of-memory", "killed")
+    ]
+    assert len({*lacking}) == len(lacking) == 6
 
 
 @pytest.mark.parametrize(
