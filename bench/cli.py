@@ -65,7 +65,9 @@ def _one_line_usage_errors() -> Iterator[None]:
 def _usage(error: Any) -> str:
     """Return an error about options and arguments as text; for a wrong value, with the option's meaning."""
     if not (found := getattr(error.__cause__, "errors", None)):  # of pydantic, which converts values
-        return str(error.format_message())
+        text = str(error.format_message()).rstrip(".")
+        is_command = text.startswith("No such option") and error.ctx and error.ctx.info_name == "init"
+        return f"{text}; put a --command into quotes" if is_command else text
     first = found()[0]
     reason = first["msg"].removeprefix("Input should be ").partition(", unable")[0]
     wanted = reason if reason.startswith("a ") else f"a value {reason}"

@@ -244,13 +244,17 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
     tried = {path.name for path in folder.runs.iterdir()}
     cells = {run["cell_id"] for run in old["runs"] if run["run_id"] in tried}
     known_runs = {run.run_id for run in plan.runs}
+    given = {*plan.matrix.workload.model_fields_set, *plan.matrix.axes.given}
     for cell in old["cells"]:
         if cell["cell_id"] in cells:
-            what = f"study {name} has results of cell {cell['cell_id']}, which this matrix"
+            where = f"{plan.document.path}: study {name}"
+            what = f"{where} has results of cell {cell['cell_id']}, which this matrix"
             if (planned := new.get(cell["cell_id"])) is None:
                 raise BenchError(f"{what} omits", remedy=remedy)
             if changes := _changes(physical_values(cell), planned):
-                raise BenchError(f"{what} changes ({join_names(changes, most=3)})", remedy=remedy)
+                # Changes of this matrix come before those of defaults.
+                changes.sort(key=lambda text: text.split(" ")[0] not in given)
+                raise BenchError(f"{what} changes ({join_names(changes, most=1)})", remedy=remedy)
     lost = sorted(
         run["run_id"] for run in old["runs"] if run["run_id"] in tried and run["run_id"] not in known_runs
     )
@@ -260,7 +264,7 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [
-        f"{name} from {value_text(before.get(name))[:60]} to {value_text(now.get(name))[:60]}"
+        f"{name} from {value_text(before.get(name))[:40]} to {value_text(now.get(name))[:40]}"
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]

@@ -10,7 +10,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import sys
 import textwrap
 import time
@@ -159,7 +158,7 @@ def _wrapped(text: str, stream: TextIO) -> str:
     text = printable(text)
     if not stream.isatty():
         return text
-    width, lines = shutil.get_terminal_size().columns, list[str]()
+    width, lines = _columns(stream), list[str]()
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip(" ")))
         # The terminal itself breaks a longer word, such as a path, which can then be copied.
@@ -167,6 +166,13 @@ def _wrapped(text: str, stream: TextIO) -> str:
             line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         ) or [""]
     return "\n".join(lines)
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the columns of a terminal; shutil asks for those of a stream that :func:`open_streams` took."""
+    with suppress(OSError, ValueError):
+        return int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(stream.fileno()).columns or 80
+    return 80
 
 
 def short_names(planned: PlannedStudy) -> dict[str, str]:

@@ -159,6 +159,9 @@ class _Columns:
         found = []
         there = ", ".join(repr(one_line(name, limit=40)) for name in self.grid.names[:20])
         for meaning, column in self.names.items():
+            if _plain(meaning) in map(_plain, self.grid.names) and heading(column) is not None:
+                what = f"--map {meaning}={column}: the column comes second"
+                return [(what, f"write --map {column}={meaning}")]
             if heading(meaning) is None:
                 near = get_close_matches(meaning, COLUMNS, n=1)
                 hint = f"did you mean {near[0]}?" if near else f"names are {', '.join([*COLUMNS][:8])}, ..."
@@ -169,7 +172,12 @@ class _Columns:
             what = f"no column with a throughput or a time; there are {there}"
             found.append((what, f"add --map NAME=COLUMN; NAME is {', '.join(RATES)}"))
         if not {"gpus", "nodes"} & self.found.keys():
-            found.append((f"no column with a size; there are {there}", "add --map gpus=COLUMN, or nodes"))
+            found.append(
+                (
+                    f"no column with a size; there are {there}",
+                    "add one (gpus or nodes), or name it: --map gpus=COLUMN",
+                )
+            )
         gpus, nodes = self.found.get("gpus"), self.found.get("nodes")
         is_clear = "gpus" in self.names or "gpus_per_node" in self.found
         if gpus and nodes and not is_clear and len({*gpus.texts}) == 1 < len({*nodes.texts}):

@@ -66,6 +66,8 @@ def doctor_command(
     if not targets:
         return _print(_of_study(open_study(find_study(None, results))), json=as_json)
     logs: list[Log] = ["-" if target == "-" else Path(target) for target in targets]
+    if others := [log for log in logs if len(logs) > 1 and log != "-" and not log.is_file()]:
+        raise _error(f"{others[0]} is not a log", remedy="give several logs, or one run or one study")
     if len(logs) > 1 or logs[0] == "-" or (logs[0].is_file() and not is_archive(logs[0])):
         return run_doctor(logs, json=as_json)
     root, (target,) = results_folder(results), targets

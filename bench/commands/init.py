@@ -46,6 +46,9 @@ def init_command(
     for the first one with GPUs. The command never overwrites an existing file.
     Example: bench init --command 'python train.py'
     """
+    if path is not None and path.suffix not in (".yaml", ".yml"):
+        what = f"{path} is no name of a matrix, which is a .yaml file"
+        raise BenchError(what, remedy="give another name, and put a --command into quotes")
     own = None if command is None else _read(command)
     found = _partitions_of_slurm()
     if found:

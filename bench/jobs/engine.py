@@ -110,7 +110,9 @@ class Engine:
 
     def __init__(self, study: PlannedStudy, scheduler: Scheduler | None = None) -> None:
         if archive := study.folder.archive:
-            remedy = f"unpack it (tar -xzf {shlex.quote(str(archive))} -C results), then add --adopt"
+            name, path = study.folder.name, shlex.quote(str(archive))
+            unpack = f"unpack it (tar -xzf {path} -C DIR), then: bench submit DIR/{shlex.quote(name)} --adopt"
+            remedy = f"give the study: {name}" if (archive.parent / name).exists() else unpack
             raise BenchError(f"{archive}: runs of an archive cannot be started or cancelled", remedy=remedy)
         self.study = study
         self.scheduler = scheduler or scheduler_for(study)

@@ -25,13 +25,14 @@ from ddp_scaling_bench.errors import InputError, Problem, missing_file
 from .document import Document, Inheritance, Place, read_document
 from .field_types import Section, did_you_mean
 from .schedulers import DEFAULT, SCHEDULERS
-from .schema import CORES, STUDY_NAME, STUDY_NAME_RULE, UNKNOWN_KEY, Cluster, Matrix
+from .schema import CORES, LIMITS, STUDY_NAME, STUDY_NAME_RULE, UNKNOWN_KEY, Cluster, Matrix, TargetsFile
 from .workload import NamedCommand
 
 M = TypeVar("M", bound=BaseModel)
 
 #: Message and remedy for each kind of finding of pydantic; `value` is the wrong value.
 _WHOLE_NUMBER = ("must be a whole number, not {value}", "write a number such as 4")
+_NUMBER = ("must be a number, not {value}", "write a number such as 0.5")
 _MAPPING = (
     "must be a mapping (key: value), not {value}",
     "write its keys below it in indented lines",
@@ -41,7 +42,7 @@ _MESSAGES = {
     "literal_error": ("cannot be {value}", ""),
     "int_type": _WHOLE_NUMBER,
     "int_from_float": _WHOLE_NUMBER,
-    **dict.fromkeys(("float_type", "float_parsing"), ("must be a number, not {value}", "write it as 0.5")),
+    **dict.fromkeys(("float_type", "float_parsing"), _NUMBER),
     "finite_number": ("must be a finite number, not {value}", ""),
     "bool_type": ("must be true or false, not {value}", "write one of them without quotes"),
     "string_type": ("must be text, not {value}", 'put it in quotes: "{value}"'),
@@ -67,9 +68,10 @@ _EXAMPLES = {
 
 def _add_findings(document: Document, error: ValidationError, root: type[BaseModel]) -> None:
     """Add every finding of a validation error to the document's problems; ``root`` is the file's model."""
-    unknown = [_place(finding) for finding in error.errors() if _is_unknown_key(finding)]
+    found = [one for one in error.errors() if _is_unknown_key(one)]
+    unknown = [_without_index(_place(one), document) for one in found]
     for finding in error.errors():
-        place = _place(finding)
+        place = _without_index(_place(finding), document)
         alike = [str(key) for *section, key in unknown if tuple(section) == place[:-1]]
         # A misspelt key is not also missing.
         if finding["type"] != "missing" or not get_close_matches(str(place[-1]), alike):
@@ -78,6 +80,15 @@ def _add_findings(document: Document, error: ValidationError, root: type[BaseMod
 
 def _place(finding: Any) -> Place:
     return tuple(part for part in finding["loc"] if part != "[key]")
+
+
+def _without_index(place: Place, document: Document) -> Place:
+    """Return the place of a target as the file has it: targets can be one mapping, which becomes a list."""
+    targets = document.content.get("targets") if isinstance(document.content, dict) else None
+    if place[:1] != ("targets",) or len(place) < 2 or not isinstance(targets, dict):
+        return place
+    limits = [key for key in targets if key in LIMITS]
+    return ("targets", *(place[2:] or limits[int(place[1]) :][:1]))
 
 
 def _is_unknown_key(finding: Any) -> bool:
@@ -104,9 +115,11 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     what, remedy = (text.format_map({**context, "value": _shown(value)}) for text in _MESSAGES[kind])
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"])
-        remedy = did_you_mean(str(value), allowed, cutoff=0.5)
+        remedy = did_you_mean(str(value), allowed, cutoff=0.5, all_in=_document_of(root))
     elif "number" in what and isinstance(value, str) and value.strip().isdigit():
         remedy = "remove the quotes"
+    elif isinstance(value, str) and (share := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)):
+        remedy = f"write {float(share[1]) / 100:g}"
     elif place == ("scaling",):
         remedy = "begin each entry with a dash: - {mode: strong, global_batch: [352]}"
     elif kind == "list_type" and isinstance(value, dict | type(None)):
@@ -128,9 +141,12 @@ def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
         remedy = "write it at the top level of the matrix"
     else:
         known = _known_keys(tuple(section), root)
-        all_in = "docs/matrix.md" if root in _FILES else "docs/analysis.md"
-        remedy = did_you_mean(str(key), known, cutoff=0.6, all_in=all_in)
+        remedy = did_you_mean(str(key), known, cutoff=0.74, all_in=_document_of(root))
     return f"unknown key '{key}' in {where}", remedy
+
+
+def _document_of(root: type[BaseModel]) -> str:
+    return "docs/matrix.md" if root in _FILES else "docs/analysis.md"
 
 
 def _file(root: type[BaseModel]) -> str:
@@ -293,8 +309,12 @@ class Site(Section):
     """The cost of one call above which `bench submit` asks."""
 
 
-#: The files that docs/matrix.md describes; docs/analysis.md describes profiles and files with targets.
-_FILES: dict[type[BaseModel], str] = {Matrix: "the matrix", Site: "a site file"}
+#: The files that docs/matrix.md describes; docs/analysis.md describes profiles.
+_FILES: dict[type[BaseModel], str] = {
+    Matrix: "the matrix",
+    Site: "a site file",
+    TargetsFile: "the file with targets",
+}
 
 
 def find_site(named: str | None = None) -> Path | None:

@@ -1,8 +1,12 @@
 """What a user sees on a terminal: widths, names, colours, the first screen, and completed values."""
 
+import fcntl
 import os
 import re
+import struct
+import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -148,3 +152,38 @@ def test_a_mistyped_command_gives_one_line_with_place_reason_and_remedy(words, e
     assert line.startswith(f"error: {error}")
     assert line.endswith("--help")
     assert (done.returncode, "\x1b" in line) == (2, False)
+
+
+def test_an_error_breaks_at_the_width_of_the_terminal(tmp_path):
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "bench", "status", "nosuch"]
+    subprocess.run(words, cwd=tmp_path, env=env, stdout=follower, stderr=follower, check=False)
+    os.close(follower)
+    lines = os.read(leader, 10_000).decode().splitlines()
+    os.close(leader)
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 50
+    assert " ".join(lines).split() == refusal_words("status", "nosuch", cwd=tmp_path)
+
+
+def refusal_words(*words, **at):
+    return ["error:", *refusal(*words, **at).split()]
+
+
+def test_words_that_look_like_others_get_the_right_remedy(tmp_path):
+    done = bench("init", "--command", "python", "train.py", cwd=tmp_path)
+    assert "train.py is no name of a matrix" in done.stderr
+    assert not [*tmp_path.iterdir()]
+    done = bench("init", "--command", "python", "m.yaml", "--lr", "1", cwd=tmp_path)
+    assert (
+        "no such option: --lr (Possible options: --help); put a --command into quotes; see bench init --help"
+        in done.stderr
+    )
+    assert refusal("doctor", "a", "b", cwd=tmp_path).startswith(
+        "a is not a log; give several logs, or one run"
+    )
+    (tmp_path / "t.csv").write_text("gpus,tok\n1,10\n2,19\n")
+    swapped = bench("report", "t.csv", "--mode", "strong", "--map", "tok=throughput", cwd=tmp_path).stderr
+    assert swapped.endswith("--map tok=throughput: the column comes second; write --map throughput=tok\n")

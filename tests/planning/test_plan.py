@@ -107,7 +107,7 @@ def test_a_cell_that_has_results_cannot_change(tmp_path, change, what):
     before = folder.plan_json.read_bytes()
     with pytest.raises(BenchError) as caught:
         planned(tmp_path, MATRIX.replace(*change))
-    assert str(caught.value).startswith(f"study s {what}")
+    assert f"m.yaml: study s {what}" in str(caught.value)
     assert str(caught.value).endswith(f"; give the matrix another `study:` name, or move {folder.path} away")
     assert folder.plan_json.read_bytes() == before
 
