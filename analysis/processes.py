@@ -27,7 +27,8 @@ def in_background(work: Callable[[], T]) -> Callable[[], T]:
         return work
     context = get_context("fork")
     reader, writer = context.Pipe(duplex=False)
-    # A collection would write to all objects, and so copy the memory that both share. It would find nothing.
+    # A collection would write to all objects, and so copy the memory that both share. The objects stay
+    # frozen: a command ends soon after.
     gc.freeze()
     try:
         with suppress(OSError), warnings.catch_warnings():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -109,14 +109,15 @@ def judge_targets(
     if not targets:
         return []
     unit, values = rate_unit(rows), _Values(study, frames, invalid)
-    settings = {clean(cell.cell_id): cell.settings for cell in study.planned}
+    planned = {clean(cell.cell_id): cell.settings for cell in study.planned}
+    settings: Mapping[str, Mapping[str, Any]] = study.table.settings if study.table else planned
     found = []
     for target in targets:
         if target.unit not in (None, unit.name):
             what = f"a target is in {target.unit}, but the throughput of {study.name} in {unit.name}"
             raise BenchError(what, remedy=f"give throughput_per_gpu in {unit.name}")
         about = _text(target, unit.name)
-        own = [row for row in rows if target.is_for(_settings(row) | settings.get(row.cell_id, {}))]
+        own = [row for row in rows if target.is_for({**_settings(row), **settings.get(row.cell_id, {})})]
         own = [row for row in own if target.limited != "efficiency" or not row.is_base]
         for row in own:
             value = values.of(row, target, unit)

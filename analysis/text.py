@@ -36,8 +36,10 @@ def one_line(value: Any, *, limit: int = 300) -> str:
 
 
 def cut(text: str, *, limit: int) -> str:
-    """Return a text with at most ``limit`` characters, which ends after a word."""
-    return text if len(text) <= limit else f"{text[:limit].rpartition(' ')[0]} …"
+    """Return a text with at most ``limit`` characters, which ends after a word if it has several."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 1].rpartition(' ')[0] or text[: limit - 2]} …"
 
 
 def message(finding: Finding) -> str:

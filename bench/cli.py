@@ -72,7 +72,7 @@ def _usage(error: Any) -> str:
     reason = first["msg"].removeprefix("Input should be ").partition(", unable")[0]
     wanted = reason if reason.startswith("a ") else f"a value {reason}"
     meaning = (error.param.help or "").partition(". ")[0].rstrip(".")
-    return f"{error.param.opts[0]} {first['input']}: give {wanted} ({meaning})"
+    return f"{error.param.opts[0]} {first['input']}: give {wanted}. {error.param.opts[0]}: {meaning}"
 
 
 class _Group(typer.core.TyperGroup):

@@ -211,7 +211,11 @@ def short_name(value: object) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
-def names(values: Iterable[object], *, limit: int = 4) -> str:
+#: The most names in a sentence.
+MOST_NAMES = 4
+
+
+def names(values: Iterable[object], *, limit: int = MOST_NAMES) -> str:
     """Return some names within a sentence as ``a, b and c``; beyond ``limit``, ``a, b and 7 more``."""
     return listed([short_name(value) for value in values], limit=limit)
 

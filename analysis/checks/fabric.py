@@ -107,35 +107,39 @@ class RingFit:
         return max(errors, default=None)
 
 
+class NoFit(str):
+    """Reason why latency and bandwidth cannot be fitted to the all-reduces of a run."""
+
+
 def ring_time(size: Any, ranks: Any, alpha_s: Any, beta_s_per_byte: Any) -> Any:
     """Return the time of a ring all-reduce of ``size`` bytes in seconds (scalars or arrays)."""
     steps = 2 * (ranks - 1)
     return steps * alpha_s + steps / ranks * size * beta_s_per_byte
 
 
-def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | str:
+def fit_ring(sizes: Sequence[float], times_s: Sequence[float], *, ranks: int) -> RingFit | NoFit:
     """Fit latency α and inverse bandwidth β to all-reduces of ``sizes`` bytes, or return why this fails."""
     if ranks < 2:
-        return "a single rank does not communicate"
+        return NoFit("a single rank does not communicate")
     given = np.asarray(sizes, dtype=float), np.asarray(times_s, dtype=float)
     usable = np.isfinite(given).all(axis=0) & (np.minimum(*given) > 0)
     size, places = np.unique(given[0][usable], return_inverse=True)
     time = np.array([np.median(given[1][usable][places == place]) for place in range(len(size))])
     found = _parameters(size, time, ranks)
-    if isinstance(found, str):
+    if isinstance(found, NoFit):
         return found
     left_out = {}
     for place in range(len(size)):
         without = _parameters(np.delete(size, place), np.delete(time, place), ranks)
-        if not isinstance(without, str):
+        if not isinstance(without, NoFit):
             left_out[int(size[place])] = float(ring_time(size[place], ranks, *without) / time[place]) - 1
     return RingFit(*found, left_out)
 
 
-def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | str:
+def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] | NoFit:
     """Return latency α, fitted to small messages, and time per byte β, fitted to large messages."""
     if len(size) < _FEWEST_SIZES:
-        return f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}"
+        return NoFit(f"{len(size)} message sizes; a fit needs {_FEWEST_SIZES}")
     steps, wire = 2 * (ranks - 1), size * 2 * (ranks - 1) / ranks
     # The relative errors are weighted by the square of the size, so the largest messages determine β.
     weighted = (size / time) ** 2 * wire
@@ -144,10 +148,10 @@ def _parameters(size: Floats, time: Floats, ranks: int) -> tuple[float, float] |
     for _ in range(_ROUNDS):
         beta = float((weighted * (time - steps * alpha)).sum()) / scale
         if not (isfinite(beta) and beta > 0):
-            return "large messages take no longer than small ones"
+            return NoFit("large messages take no longer than small ones")
         latent = wire * beta < time / 2
         if not latent.any():
-            return "no message is small enough to show the latency"
+            return NoFit("no message is small enough to show the latency")
         new = float(np.median((time - wire * beta)[latent])) / steps
         if abs(new - alpha) <= 1e-9 * abs(new):
             break
@@ -199,7 +203,7 @@ def _cell(cell_id: str, rows: Sequence[SweepRow]) -> FabricRow:
         for run in grouped(rows, lambda row: row.run_id).values()
     ]
     fits = [fit for fit in tried if isinstance(fit, RingFit)]
-    reasons = dict.fromkeys(fit for fit in tried if isinstance(fit, str))
+    reasons = dict.fromkeys(str(fit) for fit in tried if isinstance(fit, NoFit))
     alpha = _with_interval([fit.alpha_s for fit in fits])
     beta = _with_interval([fit.beta_s_per_byte for fit in fits])
     if 0 < len(fits) < MIN_RUNS:

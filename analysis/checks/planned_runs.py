@@ -43,7 +43,7 @@ class IncompleteRuns(Finding, kind="incomplete"):
 
     def _message(self) -> str:
         of_all = f"{self.missing:,} of {count(self.runs, 'run')} {'does' if self.missing == 1 else 'do'} not"
-        return f"{of_all} count, of {names(self.subject)}: {self._outcomes()}.{self._example()}"
+        return f"{of_all} count: {self._outcomes()}. Configurations: {names(self.subject)}.{self._example()}"
 
     def _outcomes(self) -> str:
         return clauses([*map(str, self.outcomes)])

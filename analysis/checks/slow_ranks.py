@@ -205,7 +205,8 @@ class Straggler:
         part_share: fraction of the excess in this part.
         late_in: number of the cell's ``runs`` in which the rank is late.
         whole_node: true if all ranks of the node are late.
-        of_node: true if the node is at fault, not the rank; None if the study does not distinguish them.
+        of_node: true if the node is at fault, not the rank; None if the study does not distinguish them, and
+            in the results of :func:`stragglers`.
         samples: its samples divided by those of the rank with the fewest; 1 if all are equal.
         one_part: true if the excess is in one part of the computation only.
     """
@@ -223,7 +224,7 @@ class Straggler:
     late_in: int = 1
     runs: int = 1
     whole_node: bool = False
-    of_node: bool | None = False
+    of_node: bool | None = None
     samples: float = 1.0
     one_part: bool = False
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 from analysis.data.differences import WORK
 from analysis.data.load import Study
 from analysis.data.settings import NOT_SET
-from bench.matrix.cell import SIZES
+from bench.matrix.cell import SAME_SETTING, SIZES
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.known_strategies import DEFAULT
 from ddp_scaling_bench.units import clauses, listed
 
-#: Other names that --by and --ignore accept for a setting.
-ALIASES = {"gpus_per_node": "tasks_per_node"}
 #: If --by varies the setting on the left, the settings on the right may differ, too.
 _DEPENDENT = {
     "global_batch": ("per_gpu_batch",),
@@ -44,7 +42,7 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     Raises:
         BenchError: no cells match, a match is ambiguous, or ``ignore`` names an unknown setting.
     """
-    ignored = {ALIASES.get(name, name) for name in ignore}
+    ignored = {SAME_SETTING.get(name, name) for name in ignore}
     if "tasks_per_node" in ignored or "nodes" in ignored:
         ignored |= {"nodes", "tasks_per_node"}  # The number of ranks still has to be equal.
     cells_a, cells_b = a.settings, b.settings
@@ -80,7 +78,7 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     Raises:
         BenchError: the setting does not vary or is a size, or no cell has the base.
     """
-    name = ALIASES.get(key, key)
+    name = SAME_SETTING.get(key, key)
     cells = study.settings
     names = _names_of(cells.values())
     values = list(dict.fromkeys(cell.get(name, NOT_SET) for cell in cells.values()))

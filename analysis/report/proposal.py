@@ -36,6 +36,7 @@ from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.finding import Finding, messages
 from ddp_scaling_bench.units import (
     MISSING,
+    MOST_NAMES,
     capital,
     count,
     fraction,
@@ -75,8 +76,6 @@ _NOT_COMPARED = (
 _REQUEST = "The request. Samples, time and hours are those of one training on the measured machine."
 #: Cells in the text of a finding that are not in the tables.
 _OTHERS = "others not in the table"
-#: The number of names in a sentence (:func:`ddp_scaling_bench.units.names`).
-_NAMED = 4
 #: What the verdict on a size that is not recommended means for its efficiency.
 _VERDICTS = {
     VerdictKind.EFFICIENT: "but it is not faster than each smaller size",
@@ -460,7 +459,7 @@ class Proposal:
                 subject = list(dict.fromkeys(sizes[cell] for cell in fact.subject if cell in shown))
                 others = [_OTHERS for cell in fact.subject if cell not in shown]
                 # A sentence names four cells: others are counted beside four, and otherwise named as one.
-                subject += others if len(subject) >= _NAMED else others[:1]
+                subject += others if len(subject) >= MOST_NAMES else others[:1]
                 named = replace(_renamed(fact, sizes), subject=tuple(subject))
                 is_error = fact.severity == "error"
                 text = f"{'Not valid: ' * is_error}{heading(fact)}. {message(named)}"

@@ -90,7 +90,14 @@ def check_profile(proposal: Proposal, profile: Profile) -> tuple[list[Part], lis
         )
         parts.insert(0, Part("Runs", notes, table))
     missing = [one for one in found if isinstance(one, Missing)]
+    if proposal.results.study.table:
+        missing = [one._replace(remedy=_of_table(one.remedy)) for one in missing]
     return parts, [*missing, *map(Missing, profile.by_hand)]
+
+
+def _of_table(remedy: str) -> str:
+    """Return a remedy for a table: its runs are not runs of this tool."""
+    return remedy if remedy.startswith(("add --", "give ", _BY_HAND)) else "add it to the table, or by hand"
 
 
 @dataclass(frozen=True)
@@ -132,8 +139,8 @@ class Requirements:
         if self.proposal.asked.target_size and goal is None:
             size = one_line(self.proposal.asked.target_size, limit=40)
             planned = with_baseline(self.proposal.results.rows, self.proposal.asked.target_size)
-            remedy = _REPAIR if planned else _ADD
-            yield Missing(f"a valid result of the target size {size}", remedy)
+            if not any(map(self.proposal.results.error_of, planned)):  # these are named below
+                yield Missing(f"a valid result of the target size {size}", _REPAIR if planned else _ADD)
         is_target = bool(goal and self.proposal.asked.target_size)
         counts_all = not goal or (goal.is_base and not is_target)
         rows = [row for row in self.rows if counts_all or (goal and row.gpus <= goal.gpus)]
@@ -234,18 +241,18 @@ class Requirements:
             yield Missing(f"the wall time of each size: {reason}", remedy)
             return
         means = [mean(own) for own in times]
-        ends = zip(means, *mean_interval(log_moments(times)), strict=True)
+        ends = [*zip(means, *mean_interval(log_moments(times)), strict=True)]
         is_job = all(run.allocation == "job" for own in self.runs for run in own)
         what = "whole jobs" if is_job else "runs, from their start to their end"
-        is_whole = all(wall_s == round(wall_s) for own in times for wall_s in own)
         note = f"Wall times are those of {what}, with start-up and warm-up"
-        note += ", in whole seconds, so that their intervals may be too narrow." if is_whole else "."
+        is_narrow = any(known(low) and high - low < 1 for _, low, high in ends)
+        note += ", in whole seconds, so that intervals may be too narrow." if is_narrow else "."
         yield Column("Wall time (s)", [_with_ends(three_digits, *own) for own in ends], note)
 
     def _too_short(self, means: Sequence[float]) -> Found:
         least_s = 60 * self.profile.least_minutes
         if not means:
-            yield Missing(f"runs of {human_duration(least_s)}: no size has a valid result", _LONGER)
+            yield Missing(f"runs of {human_duration(least_s)}: no size has a valid result", _REPAIR)
         elif min(means) < least_s:
             size, took = self.proposal.size(self.rows[means.index(min(means))]), human_duration(min(means))
             yield Missing(f"runs of {human_duration(least_s)}: {took} at {size}", _LONGER)

@@ -103,7 +103,7 @@ def what_was_run(executed: Executed, environment: Environment) -> Iterator[str]:
     for cells in kinds:
         yield from _of_kind(executed, cells, is_only=len(kinds) == 1)
     facts = dict(environment.facts)
-    if not any(facts.get(name) for name in _SOFTWARE):
+    if executed.kind == "built_in" and not any(facts.get(name) for name in _SOFTWARE):
         yield "No run recorded its software, so the training is described as planned."
     yield _launch(executed.cells)
     yield from _machine(environment, executed)

@@ -18,11 +18,11 @@ from ddp_scaling_bench.units import join_names
 from ..archive import is_archive, open_archive
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.engine import Engine
-from ..matrix.cell import Cell, Run, value_text
+from ..matrix.cell import SAME_SETTING, SIZES, Cell, Run, value_text
 from ..matrix.field_types import did_you_mean
 from ..study.layout import StudyFolder, latest_first, studies
 from ..study.ledger import Record, RunState
-from ..study.plan_json import ATTEMPT, PlannedStudy, find_plan, open_study
+from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
 from ..terminal import SHOWN_ROWS, say, short_names
 from .completion import complete_filter, complete_matrix, complete_study
 
@@ -108,6 +108,8 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
     """Return a study by its name, folder or archive; without a name, the study planned last."""
     root = results_folder(results)
     known = list(studies(root))
+    if root.exists() and not root.is_dir():
+        raise BenchError(f"{root} is not a folder of studies", remedy="give a folder: --results DIR")
     if name is None:
         if not known:
             raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
@@ -131,10 +133,8 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         within = next((folder for folder in path.parents if StudyFolder(folder).is_planned), None)
         what = "the folder of all studies" if path.resolve() == root.resolve() else "not a study"
         one = f"its study is {within}" if within else f"give one of the studies (planned: {listed})"
-        one += "; for a log: SIZE=LOG --pattern NAME=REGEX" * (path.is_file() and not within)
+        one += f"; for a log: bench doctor {name}" * (path.is_file() and not within)
         raise BenchError(f"{name} is {what}", remedy=one)
-    if root.exists() and not root.is_dir():
-        raise BenchError(f"{root} is not a folder of studies", remedy="give a folder: --results DIR")
     give = "give the name or folder of one of these" if known else "plan one: bench plan MATRIX"
     remedy = f"did you mean {near[0]}?" if near else give
     raise BenchError(f"no study {name!r} is planned below {root} (planned: {listed})", remedy=remedy)
@@ -145,8 +145,11 @@ def refuse_part_of_run(name: str, root: Path) -> None:
     study, _, start = name.rpartition("/")
     if Path(name).exists() or (root / name).exists():
         return
-    chosen = [one for one in latest_first(root) if study in ("", one.name)]
-    runs = [f"{one.name}/{run['run_id']}" for one in chosen for run in (find_plan(one) or {}).get("runs", ())]
+    runs: list[str] = []
+    for folder in latest_first(root):
+        if study in ("", folder.name):
+            with suppress(BenchError):  # the plan is damaged, or of another version
+                runs += [f"{folder.name}/{run.run_id}" for run in open_study(folder).runs]
     alike = [run for run in runs if len(start) > 2 and run.rpartition("/")[2].startswith(start)]
     if alike or (study and runs):
         what = f"{name} is not the whole name of a run" if alike else f"{study} has no run {start}"
@@ -221,12 +224,6 @@ def settle_study(folder: StudyFolder) -> dict[str, Record]:
         return planned.records()
 
 
-_CELL_KEYS = (
-    *("nodes", "tasks_per_node", "gpus_per_node", "world_size", "backend", "launcher", "global_batch"),
-    *("per_gpu_batch", "mode", "repeat"),
-)
-
-
 def choose_runs(
     planned: PlannedStudy,
     records: Mapping[str, Record],
@@ -283,16 +280,12 @@ def _matches(run: Run, cell: Cell, names: Mapping[str, str], pattern: str) -> bo
 
 
 def _property(cell: Cell, key: str) -> Any:
-    if key == "gpus_per_node":  # the name of tasks_per_node on GPUs
-        return cell.tasks_per_node
-    if key in _CELL_KEYS:
-        return getattr(cell, key)
-    if key == "command":
-        return cell.argv
-    options = cell.swept | cell.workload
-    if key in options:
-        return options[key]
-    if key.startswith("env."):
+    if key.startswith("env."):  # with the values that are not shown
         return cell.env.get(key.removeprefix("env."), "")
-    allowed = did_you_mean(key, [*_CELL_KEYS, "command", *cell.workload], cutoff=0.6)
+    settings = cell.settings | {"command": cell.argv}
+    name = SAME_SETTING.get(key, key)
+    if name in settings:
+        return settings[name]
+    keys = (*SIZES, *SAME_SETTING, "backend", "launcher", "mode", "repeat", "command")
+    allowed = did_you_mean(key, [*keys, *cell.workload], cutoff=0.6)
     raise BenchError(f"--only: unknown key {key!r}", remedy=f"{allowed}, or give a pattern such as 'n4x4-*'")

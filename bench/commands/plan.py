@@ -83,7 +83,7 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
     try:
         path = find_matrix(matrix)
     except BenchError:
-        if not StudyFolder(root / matrix).is_planned:
+        if not any(StudyFolder(path).is_planned for path in (Path(matrix), root / matrix)):
             raise
         remedy = f"give its matrix, a YAML file, or start it: bench submit {matrix}"
         raise BenchError(f"{matrix} is a study, not a matrix", remedy=remedy) from None

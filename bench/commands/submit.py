@@ -142,7 +142,7 @@ def check_cost(
         nodes, limit_s = max(one.nodes for one in packs), max(one.limit_s for one in packs)
         size = f"up to {count(nodes, 'node')} for {human_duration(limit_s)}"
         amount += f" in {count(len(packs), 'pack')} ({size})"
-    if budget is not None and all(cell.device != "cuda" for cells in jobs for cell in cells):
+    if budget is not None and not cost.gpu_hours:
         what = "--budget is a number of GPU-hours, but the study uses no GPUs"
         raise BenchError(what, remedy="omit it, and choose runs with --only")
     if budget is not None and round(cost.gpu_hours, 6) > budget:

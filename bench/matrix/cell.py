@@ -16,6 +16,12 @@ Mode = Literal["strong", "weak"]
 
 #: The settings that are size and batch of a cell.
 SIZES = ("nodes", "tasks_per_node", "world_size", "global_batch", "per_gpu_batch")
+#: Other names of settings.
+SAME_SETTING = {
+    "gpus": "world_size",
+    "gpus_per_node": "tasks_per_node",
+    "per_replica_batch": "per_gpu_batch",
+}
 #: The command of the built-in training, the default of a matrix.
 BUILT_IN = ("python", "-m", "ddp_scaling_bench.train")
 

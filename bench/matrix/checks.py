@@ -482,13 +482,14 @@ def _missing_answers(matrix: Matrix, cells: Sequence[Cell]) -> Iterator[PlanWarn
 def _unused_targets(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each target that is for no cell."""
     members = [(cell, member) for cell in cells for member in cell.series]
-    smallest: dict[str, int] = {}
+    sizes: dict[str, list[int]] = {}
     for cell, member in members:
-        size = cell.world_size
-        smallest[member.series] = min(smallest.get(member.series, size), size)
+        sizes.setdefault(member.series, []).append(cell.world_size)
+    # Of several layouts of the smallest size, one is the baseline, and the others have an efficiency.
+    bases = {series: min(own) for series, own in sizes.items() if own.count(min(own)) == 1}
     for place, target in enumerate(matrix.targets):
         found = [one for one in members if target.is_for(one[0].settings | {"mode": one[1].mode})]
-        are_bases = all(cell.world_size == smallest[member.series] for cell, member in found)
+        are_bases = all(cell.world_size == bases.get(member.series) for cell, member in found)
         if not found or (target.limited == "efficiency" and are_bases):
             texts = [f"{name} {' or '.join(map(value_text, own))}" for name, own in target.matched.items()]
             yield warnings.UnusedTarget(

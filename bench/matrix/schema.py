@@ -27,7 +27,7 @@ from pydantic import (
 from ddp_scaling_bench.train.options import OPTIONS
 from ddp_scaling_bench.units import DURATION_FORMS, parse_duration_s
 
-from .cell import Mode, value_text
+from .cell import SAME_SETTING, Mode, value_text
 from .field_types import (
     BY_SIZE,
     ENV_NAME,
@@ -405,12 +405,6 @@ Selection: Any = _model(
 #: The values that a target limits from below; the others are limited from above.
 _AT_LEAST = ("efficiency", "throughput_per_gpu", "share")
 LIMITS = (*_AT_LEAST, "step_time_sec", "memory_gib")
-#: Other names of settings.
-_SAME_SETTING = {
-    "gpus": "world_size",
-    "gpus_per_node": "tasks_per_node",
-    "per_replica_batch": "per_gpu_batch",
-}
 _MATCHED_TYPES = ["string", "number", "boolean"]
 
 
@@ -473,7 +467,7 @@ class _TargetBase(_KeysAndText):
     def is_for(self, settings: Mapping[str, Any]) -> bool:
         """Return whether the target is for a cell with these settings (see :attr:`Cell.settings`)."""
         return all(
-            _comparable(settings.get(_SAME_SETTING.get(name, name))) in map(_comparable, values)
+            _comparable(settings.get(SAME_SETTING.get(name, name))) in map(_comparable, values)
             for name, values in self.matched.items()
         )
 

@@ -57,14 +57,19 @@ def test_an_error_of_the_work_is_raised_here():
         in_background(work)()
 
 
-def test_two_processes_share_tasks_and_each_is_done_once():
-    def task(number: int) -> tuple[int, int]:
-        time.sleep(0.05)
-        return number, os.getpid()
+def test_two_processes_share_tasks_and_each_is_done_once(tmp_path):
+    first, done = os.getpid(), tmp_path / "done"
 
-    numbers, pids = zip(*share([partial(task, number) for number in range(20)])(), strict=True)
-    assert numbers == tuple(range(20))
-    assert len({*pids}) == 2
+    def task(number: int) -> int:
+        with open(done, "a") as file:
+            file.write(f"{number} {os.getpid()}\n")
+        while os.getpid() == first and len({line.split()[1] for line in done.read_text().splitlines()}) < 2:
+            time.sleep(0.01)  # until the other process has begun
+        return number
+
+    assert share([partial(task, number) for number in range(20)])() == [*range(20)]
+    numbers = [int(line.split()[0]) for line in done.read_text().splitlines()]
+    assert sorted(numbers) == [*range(20)]
 
 
 def test_the_tasks_of_a_process_that_is_killed_are_done_by_this_one(tmp_path):

@@ -349,6 +349,14 @@ def test_the_budget_counts_all_gpus_of_whole_nodes(folder):
     assert bench("submit", "--budget", "24", "--dry-run", cwd=path).returncode == 0
 
 
+def test_the_budget_counts_gpus_that_runs_on_cpus_reserve(tmp_path):
+    own = {"cluster": {"partition": "p", "node_gpus": 4}, "workload": {"device": "cpu"}}
+    (tmp_path / "m.yaml").write_text(matrix("s", axes={"tasks_per_node": [1]}, batch=8, **own))
+    assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
+    found = refusal("submit", "--budget", "0.1", "--dry-run", cwd=tmp_path)
+    assert "GPU-hours, more than the budget of 0.1" in found
+
+
 def test_a_pack_of_whole_nodes_costs_all_their_gpus(folder):
     path = folder(node_gpus=4)
     bench("plan", "m.yaml", cwd=path)

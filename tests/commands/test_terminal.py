@@ -125,6 +125,10 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     assert refusal("doctor", "s/other", cwd=where).startswith(
         "s has no run other; give a run, such as s/n1x1"
     )
+    assert refusal("run", "results/s", cwd=where).startswith("results/s is a study, not a matrix")
+    (where / "results/broken").mkdir()
+    (where / "results/broken/plan.json").write_text('{"runs": [{}]}')
+    assert refusal("doctor", "nosuch", cwd=where).startswith("nosuch is not a known log, study, run or job")
     assert refusal("run", "s", cwd=where).startswith("s is a study, not a matrix; give its matrix")
     assert refusal("list", "--results", "x", cwd=where).startswith(
         "x is no folder; give the folder of studies"
@@ -139,7 +143,10 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     [
         (["list", "demo"], "bench list: got unexpected extra argument(s) (demo); see bench list --help"),
         (["plan", "m.yaml", "--repeats", "3"], "bench plan: no such option: --repeats"),
-        (["report", "--epochs", "x"], "bench report: --epochs x: give a valid integer (With --samples:"),
+        (
+            ["report", "--epochs", "x"],
+            "bench report: --epochs x: give a valid integer. --epochs: With --samples:",
+        ),
         (["preflight", "m.yaml", "--nodes", "0"], "bench preflight: --nodes 0: give a value greater than"),
         (["frobnicate"], "bench: no such command 'frobnicate'; see bench --help"),
         (["status", "--json=3\x1b[31m"], "bench: option '--json' does not take a value; see bench --help"),

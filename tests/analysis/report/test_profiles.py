@@ -271,7 +271,7 @@ def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
             "pack",
             {"target_size": "2x1"},
             [
-                "a valid result of the target size 2x1; bench status says what is wrong with its runs",
+                "a valid result at 2 ranks on 2 nodes: Ranks share cores; remove the error, and measure again",
                 "runs of 3 min: 14 s at 1 rank on 1 node; raise workload.steps_per_epoch, or the work of the command",
                 "the wall time of each size: the runs shared a job (--pack); submit each run as a job of its own",
                 "the script of a job of this size: the runs shared jobs of scripts/pack.sbatch; submit each run as a job of "
@@ -284,7 +284,7 @@ def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
             [
                 "an efficiency of at least 0.75: no two sizes can be compared; measure several sizes, see bench plan",
                 "the same input at all sizes: this series is not strong scaling; measure scaling: {mode: strong}",
-                "runs of 3 min: no size has a valid result; raise workload.steps_per_epoch, or the work of the command",
+                "runs of 3 min: no size has a valid result; bench status says what is wrong with its runs",
                 "the wall time of each size: no size has a valid result; bench status says what is wrong with its runs",
                 "the job script: no size is requested; attach one of scripts/",
             ],
