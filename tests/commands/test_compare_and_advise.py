@@ -88,7 +88,7 @@ def test_compare_as_json_and_as_markdown(folder, tmp_path):
         (["backends", "--by", "backend", "--ignore", "x"], "--ignore cannot be used with --by; omit it: --by compares cells that differ only in KEY"),
         (["before/s", "after/s", "--minimum-effect", "2"], "--minimum-effect 2 is not between 0 and 1; write a fraction, such as 0.02 for 2 %"),
         (["before/s", "after/s", "--output", "no/such/folder.md"], "no/such/folder.md: cannot be written: No such file or directory; check the folders of this path"),
-        (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); plan it: bench plan MATRIX"),
+        (["before/s", "nope"], "no study 'nope' is planned below results (planned: backends); give the name or folder of one of these"),
     ],
 )  # fmt: skip
 def test_compare_rejects_contradicting_options(folder, words, said):
