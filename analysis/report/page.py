@@ -95,7 +95,7 @@ def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any
         "name": study.name,
         "what": what_was_measured(results) if results.rows else "",
         "lead": _lead(results),
-        "terms": _terms(every),
+        "terms": _terms(every, has_settings=bool(results.settings)),
         "errors": Table("validity", WORDS["columns"]["findings"], [*map(_finding_row, errors)]),
         "found": f"{count(len(errors), 'error')}: {', '.join(map(heading, errors))}",
         "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in every],
@@ -142,12 +142,13 @@ def _lead(results: Results) -> tuple[list[tuple[str, str]], bool]:
     return [(WORDS["lead"][name], value) for name, value in found.items() if value], is_wrong
 
 
-def _terms(every: Sequence[Decision]) -> str:
+def _terms(every: Sequence[Decision], *, has_settings: bool) -> str:
     """Return the explanations of the words in the answers and verdicts."""
     rows = [row for one in every for _, own in one.groups for row in own]
     kinds = {row.kind for row in rows}
     words = ["efficiency"] * any(row.efficiency != MISSING for row in rows)
-    words += ["p", "lost"] * bool(kinds & _WITH_P) + ["cannot-tell"] * (VerdictKind.CANNOT_TELL in kinds)
+    words += ["p"] * bool(kinds & _WITH_P) + ["p-of-settings"] * has_settings
+    words += ["lost"] * bool(kinds & _WITH_P) + ["cannot-tell"] * (VerdictKind.CANNOT_TELL in kinds)
     return " ".join(WORDS["terms_of_answers"][word] for word in words)
 
 

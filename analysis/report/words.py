@@ -29,7 +29,8 @@ WORDS["terms_of_answers"] = {
         f"Efficiency: rate per rank relative to the baseline, with its 95 % interval; {GUIDE} or more is "
         "efficient."
     ),
-    "p": f"P: the probability that the efficiency is {GUIDE} or more; of a setting: that it is faster.",
+    "p": f"P: the probability that the efficiency is {GUIDE} or more.",
+    "p-of-settings": "P of a setting: that it is faster.",
     "lost": "Lost: what part of each step costs efficiency.",
     "cannot-tell": "Cannot tell: P is between 0.025 and 0.8, or too few runs are undisturbed.",
 }
