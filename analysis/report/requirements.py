@@ -245,7 +245,8 @@ class Requirements:
         is_job = all(run.allocation == "job" for own in self.runs for run in own)
         what = "whole jobs" if is_job else "runs, from their start to their end"
         note = f"Wall times are those of {what}, with start-up and warm-up"
-        is_narrow = any(known(low) and high - low < 1 for _, low, high in ends)
+        is_whole = all(wall_s == round(wall_s) for own in times for wall_s in own)
+        is_narrow = is_whole and any(known(low) and high - low < 1 for _, low, high in ends)
         note += ", in whole seconds, so that intervals may be too narrow." if is_narrow else "."
         yield Column("Wall time (s)", [_with_ends(three_digits, *own) for own in ends], note)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from ddp_scaling_bench.errors import BenchError
+
 from ..archive import SUFFIX
 from ..matrix.cell import value_text
 from ..shipped import shipped
 from ..study.layout import StudyFolder, latest_first
-from ..study.plan_json import find_plan
+from ..study.plan_json import read_plan
 from .next_step import matrices
 
 
@@ -36,7 +39,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     name, slash, _ = incomplete.rpartition("/")
     listed = _studies(ctx)
     chosen = [one for one in listed if one.name == name] if slash else listed[:1]
-    entries = [entry for one in chosen for entry in (find_plan(one) or {}).get("runs", ())]
+    entries = [entry for one in chosen for entry in _plan(one).get("runs", ())]
     runs = [f"{name}{slash}{entry['run_id']}" for entry in entries]
     return _beginning(incomplete, runs if slash else [*(one.name for one in listed), *runs])
 
@@ -75,10 +78,18 @@ def _root(ctx: typer.Context) -> Path:
 def _cells(ctx: typer.Context) -> list[dict[str, Any]]:
     """Return the cells of the study that was typed before, or else of the newest one."""
     given = next(filter(None, map(ctx.params.get, ("study", "a", "target", "sources"))), ())
-    named = [given] if isinstance(given, str) else list(given)
+    # While a value of an option is completed, the arguments before it are not assigned yet.
+    named = [*([given] if isinstance(given, str) else given), *ctx.args]
     listed = _studies(ctx)
     chosen = [one for one in listed if one.name in named or str(one.path) in named] or listed
-    return (find_plan(chosen[0]) or {}).get("cells", []) if chosen else []
+    return _plan(chosen[0]).get("cells", []) if chosen else []
+
+
+def _plan(folder: StudyFolder) -> dict[str, Any]:
+    """Return the plan of a study; empty if it is damaged: a shell shows no errors while somebody types."""
+    with suppress(BenchError):
+        return read_plan(folder)
+    return {}
 
 
 def _beginning(incomplete: str, values: Iterable[str]) -> list[str]:

@@ -82,6 +82,8 @@ COMPLETED = {
     "plan m": {"m.yaml", "mixed_nodes"},
     "report s --baseline 1": {"1x1"},
     "submit s --only pre": {"precision=fp32", "precision=bf16"},
+    "verify broken/n": set(),
+    "report broken --baseline 1": set(),
 }
 #: Prints the values that the shell offers for each of the arguments, and the heavy packages that were imported.
 COMPLETE = """\
@@ -104,6 +106,8 @@ def test_the_shell_completes_values_without_heavy_packages(tmp_path):
     for name in ("s", "other"):
         (tmp_path / "m.yaml").write_text(matrix(name, axes=axes, batch=8, workload=own))
         assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
+    (tmp_path / "results/broken").mkdir()
+    (tmp_path / "results/broken/plan.json").write_text('{"runs": [{}], "cells": [1]}')
     path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     env = {**os.environ, "PYTHONPATH": path, "_BENCH_COMPLETE": "complete_bash"}
     done = run_program([sys.executable, "-c", COMPLETE, *COMPLETED], cwd=tmp_path, env=env)

@@ -313,3 +313,12 @@ def test_the_reason_of_a_series_says_that_only_strong_scaling_has_the_same_input
     results = Results.of(load_study(finished(tmp_path / "both", both, timing=Timing(comm_s=1e-3))))
     reasons = [Proposal.of(results, Request(profile=one)).reason for one in (None, read_profile("csc"))]
     assert ["of strong scaling, which has the same input" in reason for reason in reasons] == [False, True]
+
+
+@pytest.mark.parametrize(("fraction", "is_noted"), [("000", True), ("250", False)])
+def test_only_intervals_of_whole_seconds_may_be_too_narrow(complete, fraction, is_noted, tmp_path):
+    path = Path(shutil.copytree(complete, tmp_path / "s"))
+    for run in json.loads((path / "plan.json").read_text())["runs"]:
+        change_run(path, run["run_id"], ended_at=f"2026-01-02T03:10:00.{fraction}Z")
+    parts, _ = checked(path)
+    assert ("in whole seconds, so that intervals may be too narrow" in parts["Runs"].text) is is_noted
