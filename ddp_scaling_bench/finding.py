@@ -9,7 +9,7 @@ the standard library: jobs write findings.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -22,14 +22,43 @@ Severity = Literal["error", "warning", "info"]
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class _Frozen:
-    """The subclasses are frozen dataclasses with keyword-only arguments, without a decorator."""
+    """The subclasses are frozen dataclasses with keyword-only arguments, without a decorator.
+
+    They share these methods: compiling its own for each of 150 classes takes 0.1 s of every start.
+    """
 
     kind: ClassVar[str]
+    _defaults: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, *, kind: str = "") -> None:
         if kind:
             cls.kind = kind
-        dataclass(frozen=True, kw_only=True)(cls)
+        dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
+        cls._defaults = {one.name: one.default for one in fields(cls)}  # type: ignore[arg-type]
+
+    def __init__(self, **values: Any) -> None:
+        given = self._defaults | values
+        wrong = given.keys() - self._defaults.keys()
+        wrong |= {name for name, value in given.items() if value is MISSING}
+        if wrong:
+            raise TypeError(f"{type(self).__name__}: missing or unknown: {', '.join(sorted(wrong))}")
+        vars(self).update(given)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(name)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._defaults}
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._values() == self._values()
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self._values().values()))
+
+    def __repr__(self) -> str:
+        values = (f"{name}={value!r}" for name, value in self._values().items())
+        return f"{type(self).__qualname__}({', '.join(values)})"
 
 
 class Finding(_Frozen):

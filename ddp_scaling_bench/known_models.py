@@ -36,7 +36,8 @@ def _literals(module: str, texts: Mapping[str, str]) -> dict[str, Any]:
 
     ``SPEC = replace(fsdp.SPEC, ...)`` also has those of ``fsdp.py`` that it does not replace.
     """
-    for node in ast.parse(texts[module]).body:
+    _, start, rest = texts[module].partition("\nSPEC")  # most of a file is above it, and need not be parsed
+    for node in ast.parse(start + rest).body:
         match node:
             case ast.Assign([ast.Name("SPEC")], ast.Call() as call) | ast.AnnAssign(
                 ast.Name("SPEC"), value=ast.Call() as call

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import (
@@ -41,7 +45,38 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 class Section(BaseModel):
     """A section of the matrix. The string below an attribute is its description in the JSON Schema."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        # Pydantic's `use_attribute_docstrings` would read them at each start of `bench`.
+        described = handler(schema)
+        for name, text in _texts_below(cls).items():
+            handler.resolve_ref_schema(described)["properties"][name]["description"] = text
+        return described
+
+
+def _texts_below(kind: type) -> dict[str, str]:
+    """Return the strings below the attributes of a class."""
+    with suppress(OSError):  # made by create_model: it has no text, and its fields have descriptions
+        (node,) = ast.parse(inspect.getsource(kind)).body
+        return {
+            one.target.id: inspect.cleandoc(str(below.value.value))
+            for one, below in pairwise(getattr(node, "body", ()))
+            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        }
+    return {}
+
+
+class Forms:
+    """Marks a value that can be written in one of several forms: JSON Schemas, or sections."""
+
+    def __init__(self, *forms: dict[str, Any] | type[BaseModel]) -> None:
+        self._forms = forms
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [one if isinstance(one, dict) else one.model_json_schema() for one in self._forms]}
 
 
 def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float, all_in: str = "docs/matrix.md") -> str:

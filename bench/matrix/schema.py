@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
@@ -38,6 +39,7 @@ from .field_types import (
     EnvName,
     EnvValue,
     Form,
+    Forms,
     Line,
     Memory,
     Nodes,
@@ -139,7 +141,7 @@ def _container(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
 ContainerOption = Annotated[
     Container,
     WrapValidator(_container),
-    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, Container.model_json_schema()]}),
+    Forms({"type": "string", "minLength": 1}, Container),
 ]
 
 
@@ -157,7 +159,7 @@ class Host(Section):
 HostEntry = Annotated[
     Host,
     BeforeValidator(_host_entry),
-    WithJsonSchema({"anyOf": [{"type": "string", "minLength": 1}, Host.model_json_schema()]}),
+    Forms({"type": "string", "minLength": 1}, Host),
 ]
 HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)]
 
@@ -509,14 +511,18 @@ def _target_list(value: Any) -> Any:
     return [{key: value[key], **others} for key in value if key in LIMITS] or [value]
 
 
-def _target_schema() -> dict[str, Any]:
-    target = Target.model_json_schema()
-    pattern = rf"^(env\.{ENV_NAME.pattern}|{_ARGUMENT.pattern})$"
-    target |= {"patternProperties": {pattern: target["additionalProperties"]}, "additionalProperties": False}
-    return {"anyOf": [{"type": "array", "items": target}, target]}
+class _TargetForms:
+    """Marks targets: a list, or one mapping."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        target = Target.model_json_schema()
+        pattern = rf"^(env\.{ENV_NAME.pattern}|{_ARGUMENT.pattern})$"
+        target["patternProperties"] = {pattern: target["additionalProperties"]}
+        target["additionalProperties"] = False
+        return {"anyOf": [{"type": "array", "items": target}, target]}
 
 
-TargetList = Annotated[list[Target], BeforeValidator(_target_list), WithJsonSchema(_target_schema())]
+TargetList = Annotated[list[Target], BeforeValidator(_target_list), _TargetForms()]
 
 
 class TargetsFile(Section):

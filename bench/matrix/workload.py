@@ -30,7 +30,7 @@ from ddp_scaling_bench.train.options import OPTIONS, Option
 from ddp_scaling_bench.units import parse_count, parse_duration_s
 
 from .cell import BUILT_IN, Cell, Command, value_text
-from .field_types import Form, Section, did_you_mean, shell_words
+from .field_types import Form, Forms, Section, did_you_mean, shell_words
 
 #: Options whose number can also be a text in a matrix (``10M``, ``5m``), with the function that parses it.
 _TEXT_FORMS: dict[str, Callable[[str], float]] = {
@@ -312,14 +312,10 @@ def _command(value: Any) -> Command:
 CommandOption = Annotated[
     Command,
     PlainValidator(_command),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                NamedCommand.model_json_schema(),
-            ]
-        }
+    Forms(
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        NamedCommand,
     ),
 ]
 
@@ -478,6 +474,6 @@ def _source_from_text(value: Any) -> Any:
 MetricsOption = Annotated[
     Metrics,
     BeforeValidator(_source_from_text),
-    WithJsonSchema({"anyOf": [{"enum": ["recorder", "none"]}, Metrics.model_json_schema()]}),
+    Forms({"enum": ["recorder", "none"]}, Metrics),
 ]
 RECORDER = Metrics(source="recorder")
