@@ -80,14 +80,13 @@ class SlowBaseline(Finding, kind="slow-baseline"):
     efficiency: float
 
     def _message(self) -> str:
-        found = f"the efficiency of {self.size} is {fraction(self.efficiency, decimals=2)}"
+        found = f"{self.size}: efficiency {fraction(self.efficiency, decimals=2)}"
         why = f"the baseline ({self.baseline}) is slow, or another program, precision or machine"
-        rest = "sizes are judged against the smaller size with the highest throughput per rank"
-        return f"{found}, so {why}: {rest}"
+        return f"{found}, so {why}. Reference: the smaller size that is fastest per rank"
 
 
 class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
-    """A size whose throughput is below that of a smaller size."""
+    """A size whose throughput is below that of a smaller size; an error if that rests on fewer than three runs."""
 
     heading = "A size is slower than a smaller one"
     size: str
@@ -99,6 +98,9 @@ class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
     def _message(self) -> str:
         ends = "" if self.low is None or self.high is None else f" {fractions(self.low, self.high)}"
         return f"{self.size}: {fraction(self.ratio)}{ends} times the throughput of {self.smaller}"
+
+    def _remedy(self) -> str:
+        return "" if self.low is not None else f"Measure both at least {MIN_RUNS} times."
 
 
 @dataclass(frozen=True)
@@ -298,8 +300,8 @@ def _slower(row: ScalingRow, rows: Sequence[ScalingRow]) -> Finding | None:
     ratio, low, high = throughput_ratio(row, other)
     if not (high if known(high) else ratio) < 1:
         return None
-    ends = (low, high) if known(low) else (None, None)
-    return SlowerThanSmaller(size=ranks(row), smaller=ranks(other), ratio=ratio, low=ends[0], high=ends[1])
+    found = SlowerThanSmaller(size=ranks(row), smaller=ranks(other), ratio=ratio, severity="error")
+    return replace(found, low=low, high=high, severity="warning") if known(low) else found
 
 
 def _more_runs(judged: Judged, row: ScalingRow, guide: float) -> tuple[float, float] | None:

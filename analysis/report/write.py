@@ -104,8 +104,9 @@ class Report(NamedTuple):
 
     @property
     def has_errors(self) -> bool:
-        """True if a finding is an error: some numbers are missing or not valid."""
-        return any(one.severity == "error" for one in self.validity)
+        """True if a finding is an error: some numbers are missing or not valid, or a single run says "slower"."""
+        of_sizes = (one for own in self.of_sizes.values() for one in own)
+        return any(one.severity == "error" for one in (*self.validity, *of_sizes))
 
     def answers(self) -> Iterator[str]:
         """Yield what to use, how sure that is, and why: three lines, or one for each of several series."""
@@ -133,7 +134,7 @@ class Report(NamedTuple):
         yield from target_lines(self.targets)
         yield from map(str, self.missing)
         sizes = [(series, one) for series, own in self.of_sizes.items() for one in own]
-        for alike in grouped(sizes, lambda pair: pair[1].kind).values():
+        for alike in grouped(sizes, lambda pair: (pair[1].kind, pair[1].severity)).values():
             series, first = alike[0]
             about = f"{series}: " if len(self.of_sizes) > 1 else ""
             more = f", and {len(alike) - 1:,} more" if len(alike) > 1 else ""

@@ -399,7 +399,8 @@ def test_patterns_make_a_table_of_the_logs_of_finished_runs(
     table = ["nodes,gpus,per_gpu_batch,samples/s,repeat", ",1,4,40,1", "1,2,4,76,1", "1,2,4,77.6,2"]
     assert Path("logs-report/logs.csv").read_text().splitlines() == table
     assert pd.read_csv("logs-report/scaling.csv")["efficiency"].round(3).tolist() == [1, 0.96]
-    assert run_report(*words, "--mode", "strong", "--output", "b").exit_code == 0
+    slower = run_report(*words, "--mode", "strong", "--output", "b")
+    assert slower.exit_code == 1 and "slower-than-smaller" in slower.output
     assert Path("b/logs-report/logs.csv").read_text().splitlines()[1] == ",1,10,1"
     assert (
         "no report: the logs do not show whether this is strong or weak scaling" in run_report(*words).stderr
