@@ -86,7 +86,7 @@ class SlowBaseline(Finding, kind="slow-baseline"):
 
 
 class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
-    """A size whose throughput is below that of a smaller size; an error if that rests on fewer than three runs."""
+    """A size whose throughput is below that of a smaller size; an error without an interval of the ratio."""
 
     heading = "A size is slower than a smaller one"
     size: str

@@ -271,6 +271,8 @@ class _Stream:
             portion = self._file.read(size)
         except EOFError:
             raise _DamageError("it ends too early, as after a copy that was interrupted") from None
+        except gzip.BadGzipFile:
+            raise _DamageError("it is no gzip file (perhaps a web page that a browser saved)") from None
         except Exception as error:  # of gzip, zlib or the disk
             raise _DamageError(f"it cannot be decompressed ({error!r:.80})") from None
         self._position += len(portion)

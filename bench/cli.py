@@ -65,14 +65,31 @@ def _one_line_usage_errors() -> Iterator[None]:
 def _usage(error: Any) -> str:
     """Return an error about options and arguments as text; for a wrong value, with the option's meaning."""
     if not (found := getattr(error.__cause__, "errors", None)):  # of pydantic, which converts values
-        text = str(error.format_message()).rstrip(".")
-        is_command = text.startswith("No such option") and error.ctx and error.ctx.info_name == "init"
+        text, name = str(error.format_message()).rstrip("."), error.ctx.info_name if error.ctx else ""
+        is_command = text.startswith("No such option") and name == "init"
+        if text.startswith("Got unexpected extra argument"):
+            text = f"{text.partition('(')[2].partition(')')[2].strip(' ()')} is more than it takes"
+            return "; ".join(filter(None, (text, _TAKES.get(name, ""))))
+        if text.startswith("Missing argument 'matrix'"):
+            return f"it needs a matrix: a YAML file, or a shipped example (bench {name} smoke_cpu)"
         return f"{text}; put a --command into quotes" if is_command else text
     first = found()[0]
-    reason = first["msg"].removeprefix("Input should be ").partition(", unable")[0]
+    reason = (
+        first["msg"].removeprefix("Input should be ").removeprefix("Value error, ").partition(", unable")[0]
+    )
+    if reason.startswith(repr(first["input"])):
+        return f"{error.param.opts[0]} {reason}"
     wanted = reason if reason.startswith("a ") else f"a value {reason}"
     meaning = (error.param.help or "").partition(". ")[0].rstrip(".")
     return f"{error.param.opts[0]} {first['input']}: give {wanted}. {error.param.opts[0]}: {meaning}"
+
+
+#: What commands take, for those that give them more.
+_TAKES = {
+    "init": "for your own training, put its command into quotes: bench init --command 'python train.py'",
+    "schema": "it takes no file; to check a matrix: bench plan FILE",
+    "plan": "plan one matrix after the other",
+}
 
 
 class _Group(typer.core.TyperGroup):

@@ -104,7 +104,7 @@ class Report(NamedTuple):
 
     @property
     def has_errors(self) -> bool:
-        """True if a finding is an error: some numbers are missing or not valid, or a single run says "slower"."""
+        """True if a finding is an error: numbers are missing or not valid, or single runs say "slower"."""
         of_sizes = (one for own in self.of_sizes.values() for one in own)
         return any(one.severity == "error" for one in (*self.validity, *of_sizes))
 

@@ -68,7 +68,8 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from None
+        remedy = "change its access rights, or give a copy that you can read"
+        raise BenchError(f"{path}: cannot be read: {error.strerror}", remedy=remedy) from None
     if len(data) > _MAX_BYTES:
         raise BenchError(f"{path}: {len(data):,} bytes exceed the maximum of {_MAX_BYTES:,} for a table")
     try:
@@ -84,7 +85,7 @@ def split(text: str, problems: TableProblems) -> list[Grid]:
 
     Raises:
         BenchError: there is no table.
-        InputError: rows have more values than there are names.
+        InputError: rows have more or fewer values than there are names.
     """
     lines = text.splitlines()
     rules = [place for place, line in enumerate(lines) if place and _MARKDOWN_RULE.fullmatch(line.strip())]
@@ -142,9 +143,9 @@ def _grid(rows: list[tuple[int, list[str]]], problems: TableProblems, *, semicol
         raise BenchError(f"{problems.path}: the table has a header but no rows", remedy=remedy)
     (line, names), *body = filled
     for place, values in body:
-        if any(values[len(names) :]):
+        if any(values[len(names) :]) or len(values) < len(names):
             message = f"the row has {count(len(values), 'value')}, but there are {count(len(names), 'name')}"
-            remedy = "give one value per column; enclose values that contain commas in double quotes"
+            remedy = "give one value per column (it can be empty); put values with commas into double quotes"
             problems.add(place, message, remedy)
     width = len(names)
     return Grid(line, names, [(n, (own + [""] * width)[:width]) for n, own in body], semicolons)

@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 from pydantic import ValidationError
 
 from analysis.stats.estimate import run_rates
 from bench.matrix.cell import Cell
-from bench.matrix.workload import UNITS, Metrics
+from bench.matrix.workload import UNITS, Metrics, Quantity
 from bench.study.readings import Readings, readings_in
 from ddp_scaling_bench.errors import BenchError, missing_file
 
@@ -65,10 +65,13 @@ def metrics_of(patterns: Sequence[str], units: Sequence[str], settings: Sequence
         key, _, value = text.partition("=")
         content[key] = int(value) if value.isdigit() else value
     content["output"] = dict(text.partition("=")[::2] for text in patterns)
+    if unknown := [name for name in content["output"] if name not in get_args(Quantity)]:
+        what = f"--pattern {unknown[0]!r} does not begin with throughput=, step_time= or loss="
+        raise BenchError(what, remedy="write for example: --pattern throughput='throughput ([0-9.]+)'")
     content["units"] = {name: unit for unit in units for name, known in UNITS.items() if unit in known}
-    if unknown := [unit for unit in units if not any(unit in known for known in UNITS.values())]:
+    if wrong := [unit for unit in units if not any(unit in known for known in UNITS.values())]:
         allowed = ", ".join(unit for known in UNITS.values() for unit in known)
-        raise BenchError(f"--unit {unknown[0]!r} is not known", remedy=f"allowed: {allowed}")
+        raise BenchError(f"--unit {wrong[0]!r} is not known", remedy=f"allowed: {allowed}")
     try:
         return Metrics.model_validate(content).as_json()
     except ValidationError as error:

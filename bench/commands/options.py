@@ -133,7 +133,9 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         within = next((folder for folder in path.parents if StudyFolder(folder).is_planned), None)
         what = "the folder of all studies" if path.resolve() == root.resolve() else "not a study"
         one = f"its study is {within}" if within else f"give one of the studies (planned: {listed})"
-        one += f"; for a log: bench doctor {name}" * (path.is_file() and not within)
+        is_table = path.suffix in (".csv", ".tsv")
+        other = f"; for a table: bench report {name}" if is_table else f"; for a log: bench doctor {name}"
+        one += other * (path.is_file() and not within)
         raise BenchError(f"{name} is {what}", remedy=one)
     give = "give the name or folder of one of these" if known else "plan one: bench plan MATRIX"
     remedy = f"did you mean {near[0]}?" if near else give

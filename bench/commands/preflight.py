@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddp_scaling_bench.errors import UnavailableError
+from ddp_scaling_bench.errors import BenchError, InputError, UnavailableError
 from ddp_scaling_bench.units import count, join_names
 
 from ..study.layout import StudyFolder, studies
@@ -64,7 +64,17 @@ def preflight_command(
     folder = StudyFolder(root / f"{name}-{last}")
     if not last or not any(record.state.active for record in open_study(folder).records().values()):
         number = last + 1 if folder.has_runs or not last else last  # Slurm may have accepted no run
-        folder = write_plan(plan_nodecheck(plan, f"{name}-{number}", nodes=nodes), root)
+        try:
+            check = plan_nodecheck(plan, f"{name}-{number}", nodes=nodes)
+        except InputError as error:
+            what = "; ".join(problem.message for problem in error.problems)
+            remedy = (
+                "give --nodes that the cluster section allows"
+                if nodes
+                else "change the matrix's cluster section"
+            )
+            raise BenchError(f"{matrix}: no check of these nodes: {what}", remedy=remedy) from None
+        folder = write_plan(check, root)
     planned = open_study(folder)
     say(f"preflight: {planned.folder.path}, {count(next(iter(planned.cells.values())).nodes, 'node')}")
     record = _run(planned, ask=not yes)

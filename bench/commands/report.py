@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 #: File suffixes of tables. A study whose name ends in one of them must be given by its folder.
 TABLE_SUFFIXES = (".csv", ".tsv", ".md", ".txt")
+_SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
 
 BaselineOption = Annotated[
@@ -235,8 +236,14 @@ def report_command(
         metrics = metrics_of(pattern, unit or (), settings or ())
         return _report_logs(sources or (), metrics, batch=batch, mode=mode, output=output, **shown, **options)
     if unit or settings or batch or len(sources or ()) > 1 or "=" in (source or ""):
-        what = "SIZE=LOG, --unit, --set, --batch and several sources are for logs of finished runs"
-        raise BenchError(what, remedy="add --pattern, or omit them")
+        if any(one.lower().endswith(TABLE_SUFFIXES[:3]) for one in sources or ()):
+            raise BenchError("several tables are given", remedy="put the rows of all into one file")
+        what = "logs of finished runs (SIZE=LOG, --unit, --set, --batch) need --pattern"
+        example = "bench report 4=a.log 8=b.log --pattern throughput='REGEX with one group ( )'"
+        raise BenchError(what, remedy=f"type, for example: {example}")
+    if source is not None and source.lower().endswith(_SPREADSHEETS) and Path(source).is_file():
+        remedy = f"save it as CSV, then: bench report {Path(source).stem}.csv"
+        raise BenchError(f"{source} is a spreadsheet, which bench cannot read", remedy=remedy)
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")

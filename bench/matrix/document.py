@@ -121,6 +121,10 @@ def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
             are recorded in the document instead.
     """
     text = _read_text(path)
+    if text.startswith("#!") or path.suffix in (".py", ".sh", ".sbatch", ".slurm"):
+        own = "for your own training: bench init --command 'python train.py'"
+        remedy = own if path.suffix == ".py" else f"to check a job script: bench lint {path}; {own}"
+        raise _rejection(path, 1, "is a script, not YAML", remedy)
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
@@ -163,6 +167,11 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
     message = f"not valid YAML: {what}"
     remedy = "check indentation, brackets and quotes here and in the line above"
+    if glued := mark and _without_blank(text.splitlines()[: mark.line + 1]):
+        number, key, value = glued
+        return Problem(
+            str(path), number, f"'{key}:{value}' has no blank after the colon", f"write {key}: {value}"
+        )
     if re.match(r"\s*\t", line) or "\\t" in what:
         message, remedy = "the line is indented with a tab", "indent with spaces"
     elif "another document" in what or "single document" in what:
@@ -173,6 +182,16 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
         message = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]"
         remedy = "write '{}'".format(value.replace("'", "''"))
     return Problem(str(path), mark.line + 1 if mark else None, message, remedy)
+
+
+def _without_blank(lines: list[str]) -> tuple[int, str, str] | None:
+    """Return line, key and value of the last ``key:value``, if only lists and comments are below it."""
+    for number, line in reversed(list(enumerate(lines, start=1))):
+        if found := re.fullmatch(r"\s*(\w+):([^\s:/][^:]*?)\s*", line[:200]):
+            return number, found[1], found[2]
+        if number < len(lines) and not re.match(r"\s*(?:#|- |$)", line):
+            return None
+    return None
 
 
 def _mixed_value(line: str) -> str:
@@ -223,6 +242,11 @@ class _Builder:
                         self.document.add_problem(line, "'<<' merges mappings only")
             elif node.flow_style and re.match(r"\s*[,}]", following):
                 alone = self._source(node) if len(node.value) == 1 else ""
+                variable, is_set, text = written.partition("=")
+                if is_set:
+                    what, remedy = "is in the form of a shell", f"write {variable}: {text}"
+                    self.document.add_problem(line, f"{written!r} {what}", remedy)
+                    continue
                 remedy = f"write {alone!r}" if alone else "write KEY: VALUE or a list with [ ], or quote it"
                 self.document.add_problem(line, f"{written!r} is a key without a colon and a value", remedy)
                 if alone:

@@ -34,7 +34,15 @@ MAX_BATCH = 10**9
 #: Words that people write instead of words of the matrix.
 _SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
 _SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
-_SYNONYMS |= {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
+_SYNONYMS |= {"zero3": "fsdp", "full_shard": "fsdp", "zero2": "fsdp-keep", "shard_grad_op": "fsdp-keep"}
+_SYNONYMS |= {
+    "hybrid_shard": "hsdp",
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+}
 #: A longer list of allowed words is not part of a message.
 _LONGEST_LIST = 120
 
@@ -170,7 +178,11 @@ def _check_ranks_per_node(value: Any) -> Any:
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
-            raise ValueError(f"{number!r} is not a whole number; write one such as 4, or a list by node")
+            is_quoted = isinstance(number, str) and number.isdigit()
+            remedy = (
+                f"write {number} without quotes" if is_quoted else "write one such as 4, or a list by node"
+            )
+            raise ValueError(f"{number!r} is not a whole number; {remedy}")
         if not 1 <= number <= MAX_TASKS_PER_NODE:
             raise ValueError(f"{number} is not between 1 and {MAX_TASKS_PER_NODE}; write such a number")
     if isinstance(value, list) and len(value) < 2:

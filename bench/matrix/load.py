@@ -56,6 +56,10 @@ _MESSAGES = {
     "less_than_equal": ("must be at most {le}, not {value}", "write a number that is at most {le}"),
     "less_than": ("must be less than {lt}, not {value}", "write a number that is less than {lt}"),
 }
+#: The last part of a place where numbers are written.
+_SIZES = re.compile(r"nodes|\w+_per_node|model_parallel|\w*batch")
+#: A variable as a shell has it.
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)=(.*)")
 #: Remedies for required keys that are missing.
 _EXAMPLES = {
     "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
@@ -122,6 +126,11 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
         remedy = f"write {float(share[1]) / 100:g}"
     elif place == ("scaling",):
         remedy = "begin each entry with a dash: - {mode: strong, global_batch: [352]}"
+    elif kind == "list_type" and isinstance(value, str) and _SIZES.fullmatch(str(place[-1])):
+        numbers = ", ".join(re.findall(r"(?<!\w)[0-9]+", value)) or "1, 2, 4"
+        remedy = f"write numbers in [ ], such as [{numbers}]"
+    elif place[-1] == "env" and (written := _ASSIGNMENT.fullmatch(str(_first(value)))):
+        remedy = f"write it as a mapping: {written[1]}: {written[2]}"
     elif kind == "list_type" and isinstance(value, dict | type(None)):
         remedy = "begin it with a dash, or write it in [ ]" if value else "write values in [ ]"
     elif kind == "string_type" and isinstance(value, list | dict | type(None)):
@@ -129,6 +138,11 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     if place[0] == "workload" and len(place) > 1 and isinstance(value, list):
         remedy = "to compare values, write the list below `axes:`"
     return f"{name} {what}", remedy
+
+
+def _first(value: Any) -> Any:
+    """Return the first entry of a list, or another value itself."""
+    return value[0] if isinstance(value, list) and value else value
 
 
 def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:

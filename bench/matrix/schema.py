@@ -164,6 +164,15 @@ HostEntry = Annotated[
 HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check_distinct_hosts)]
 
 
+def _check_gpu_type(value: str) -> str:
+    if ":" in value:
+        words = [word for word in value.split(":") if word != "gpu" and not word.isdigit()]
+        remedy = f"write only the type: {words[0] if words else 'a100'}; axes.gpus_per_node is the number"
+        raise ValueError(f"{value!r} is a --gres; {remedy}")
+    return value
+
+
+GpuType = Annotated[DirectiveValue, AfterValidator(_check_gpu_type)]
 _EXPLICIT_BINDING = re.compile("--cpu[-_]bind=(?:quiet,|verbose,)?(?:map_|mask_|rank)")
 
 
@@ -192,7 +201,7 @@ class Cluster(Section):
     """sbatch --switches: the maximum number of leaf switches, and the maximum wait for it (`1@2:00:00`)."""
     mem: Memory | None = None
     """sbatch --mem, per node (`64G`; `0` is all memory)."""
-    gpu_type: Annotated[DirectiveValue | None, BY_SIZE] = None
+    gpu_type: Annotated[GpuType | None, BY_SIZE] = None
     """Slurm's name for the GPU type: --gres=gpu:TYPE:N."""
     gpu_request: Literal["gres", "gpus-per-node"] = "gres"
     """The sbatch option that requests GPUs at this site."""

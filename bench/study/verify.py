@@ -107,8 +107,10 @@ def verify_run(
     end, env = record.end or End(state=record.state), read_json(folder.env) or {}
     readings = readings_of(folder, cell) if cell.reads_values else Readings()
     run, problem = read_run(folder.path)
+    is_cut = not env and os.path.lexists(folder.env)
+    problem = f"{_FILES[0]} {problem}" if problem else "env.json is not valid JSON (cut short?)" * is_cut
     checks = [state, *_file_checks(folder, cell, problem, needed=completed), *_accounting_check(end)]
-    checks += _environment_checks(env, cell, completed=completed)
+    checks += _environment_checks(env, cell, completed=completed and not is_cut)
     checks += _together_check(folder, cell, env, len(readings.rows))
     checks += _options_check(env.get("workload"), cell)
     checks += _host_check([str(host.get("host")) for host in objects(env.get("hosts"))], allocated)
@@ -129,12 +131,12 @@ def _state(record: Record) -> str:
 
 
 def _file_checks(folder: RunFolder, cell: Cell, problem: str, *, needed: bool) -> Iterator[Check]:
-    """Check the files; ``problem`` says why run.json cannot be read."""
+    """Check the files; ``problem`` says why one of them cannot be read."""
     recorded = not cell.is_unrecorded
     files = _FILES if recorded else _FILES[:1]
     missing = [name for name in files if not os.path.lexists(folder.path / name)]
     damage = find_damage(folder.path) if recorded and not missing else ""
-    odd = damage or (f"{_FILES[0]} {problem}" if problem else "")
+    odd = damage or problem
     found = f"missing {', '.join(missing)}" if missing else odd or "complete"
     passed = None if missing and not needed else not (missing or odd)
     yield Check("files", passed, found, "as the run wrote them" if damage else ", ".join(files))

@@ -400,7 +400,8 @@ def test_patterns_make_a_table_of_the_logs_of_finished_runs(
     assert Path("logs-report/logs.csv").read_text().splitlines() == table
     assert pd.read_csv("logs-report/scaling.csv")["efficiency"].round(3).tolist() == [1, 0.96]
     slower = run_report(*words, "--mode", "strong", "--output", "b")
-    assert slower.exit_code == 1 and "slower-than-smaller" in slower.output
+    assert slower.exit_code == 1
+    assert "slower-than-smaller" in slower.output
     assert Path("b/logs-report/logs.csv").read_text().splitlines()[1] == ",1,10,1"
     assert (
         "no report: the logs do not show whether this is strong or weak scaling" in run_report(*words).stderr
