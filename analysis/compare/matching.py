@@ -47,10 +47,11 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
         ignored |= {"nodes", "tasks_per_node"}  # The number of ranks still has to be equal.
     cells_a, cells_b = a.settings, b.settings
     names = _names_of([*cells_a.values(), *cells_b.values()])
-    varying = {name for name in names if max(len(_values(cells, name)) for cells in (cells_a, cells_b)) > 1}
     for name in sorted(ignored - set(names)):
-        remedy = f"settings that vary: {', '.join(sorted(varying)) or 'none'}"
+        several = [one for one in names if len({*_values(cells_a, one), *_values(cells_b, one)}) > 1]
+        remedy = f"settings with several values: {', '.join(several) or 'none'}"
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=remedy)
+    varying = {name for name in names if max(len(_values(cells, name)) for cells in (cells_a, cells_b)) > 1}
     compared = [name for name in names if name not in ignored and name in {*SIZES, *WORK, *varying}]
     matching = _match(cells_a, cells_b, compared, ("A", "B"))
     if not matching.pairs:

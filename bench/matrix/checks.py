@@ -190,7 +190,7 @@ def _lines_for(launch: LaunchLine, now: str, matrix: Matrix) -> Iterator[str]:
     elif launcher not in known:
         launcher = known[0]
     if launcher != now or len(matrix.axes.given.get("launcher", ())) > 1:
-        yield f"`axes.launcher: [{launcher}]`"
+        yield f"`launcher: [{launcher}]` (in axes)"
     if launcher == "own" and launch.launcher.starts[0] != matrix.workload.command_per:
         yield f"`command_per: {launch.launcher.starts[0]}`"
     text = shown_command([*launch.wrapper, *words] if launcher != "own" else words)

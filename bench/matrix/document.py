@@ -122,8 +122,8 @@ def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
     """
     text = _read_text(path)
     if text.startswith("#!") or path.suffix in (".py", ".sh", ".sbatch", ".slurm"):
-        own = "for your own training: bench init --command 'python train.py'"
-        remedy = own if path.suffix == ".py" else f"to check a job script: bench lint {path}; {own}"
+        own = "to measure your own training: bench init --command 'python train.py'"
+        remedy = own if path.suffix == ".py" else f"to check a job script: bench lint {path}"
         raise _rejection(path, 1, "is a script, not YAML", remedy)
     try:
         root = yaml.compose(text, Loader=_Loader)
