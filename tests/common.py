@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
+import pickle
 import subprocess
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +17,9 @@ import pytest
 from ddp_scaling_bench.checksums import write_sums
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.train.options import OPTIONS
+
+#: The id of the user nobody.
+NOBODY = 65534
 
 
 def raised(kind: type[Exception], call: Callable[..., object], *arguments: Any, **options: Any) -> str:
@@ -26,6 +33,37 @@ def run_program(words: Sequence[str | Path], **options: Any) -> subprocess.Compl
     """Run a program to its end and return its exit code and both streams."""
     usual = {"capture_output": True, "text": True, "timeout": 280}
     return subprocess.run(words, **usual | options)
+
+
+def in_fork(call: Callable[[], Any], *, user: int | None = None) -> Any:
+    """Return the result of ``call`` in a fork of this process, which is that of another user if this one is root."""
+    reader, writer = os.pipe()
+    with forks():
+        child = os.fork()
+    if not child:
+        try:
+            if user is not None and os.geteuid() == 0:
+                os.setgroups([])
+                os.setgid(user)
+                os.setuid(user)
+            os.write(writer, pickle.dumps(call()))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        content = stream.read()
+    os.waitpid(child, 0)
+    return pickle.loads(content)
+
+
+@contextmanager
+def forks() -> Iterator[None]:
+    """Allow forks, of which Python 3.12 and later warns: the other threads of this process do nothing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def write_program(path: Path, text: str) -> None:

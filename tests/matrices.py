@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from bench.plan import Plan, make_plan
+from bench.plan import Plan, make_plan, write_plan
+from bench.study.plan_json import PlannedStudy, open_study
 
 #: The steps of a training that takes no longer than it must.
 SHORT = {"steps_per_epoch": 3, "epochs": 1, "warmup_steps": 3, "attribution_steps": 2}
@@ -66,3 +67,10 @@ def plan_of(folder: Path, content: str | Mapping[str, Any], **options: Any) -> P
     )
     path.write_text(text, encoding="utf-8")
     return make_plan(path, **options)
+
+
+def planned_study(
+    folder: Path, content: str | Mapping[str, Any], *, results: Path | None = None, **options: Any
+) -> PlannedStudy:
+    """Plan a matrix as :func:`plan_of` does; return its study, which is below ``folder/results`` or ``results``."""
+    return open_study(write_plan(plan_of(folder, content, **options), results or folder / "results"))

@@ -240,9 +240,9 @@ class Cluster:
             networks.limit_link(self._machines[node], rate)
 
     @contextmanager
-    def linked(self, rate: str) -> Iterator[None]:
-        """Limit the speed of the links between the nodes within a ``with`` block."""
-        self.link(rate)
+    def linked(self, rate: str, *, nodes: Sequence[str] | None = None) -> Iterator[None]:
+        """Limit the speed of the nodes' links within a ``with`` block."""
+        self.link(rate, nodes=nodes)
         try:
             yield
         finally:

@@ -103,13 +103,13 @@ def _replace(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 def slurm_conf(folder: Path, *, options: Options, network: Network, settings: Mapping[str, str]) -> str:
     """Return the text of slurm.conf."""
-    lines = {
-        **options.release.settings,
-        **_daemons(folder, network),
-        **_jobs(options),
-        **_accounting(folder, options, network),
-        **settings,
-    }
+    values = {"folder": folder, "cluster": CLUSTER, "controller": network.address("ctl")}
+    accounting = {"AccountingStorageType": "accounting_storage/none"}
+    if options.accounting:
+        tracked = {"AccountingStorageTRES": "gres/gpu" if options.gpus else "cpu"}
+        accounting = _filled("accounting.conf", values) | tracked
+    own = _by_options(options)
+    lines = {**options.release.settings, **_filled("slurm.conf", values), **own, **accounting, **settings}
     devices = f" Gres=gpu:{options.gpu_type}:{options.gpus}" if options.gpus else ""
     last = f"[11-{10 + options.nodes}]" if options.nodes > 1 else "11"
     nodes = (
@@ -126,75 +126,24 @@ def slurm_conf(folder: Path, *, options: Options, network: Network, settings: Ma
     return "\n".join([*(f"{key}={value}" for key, value in lines.items()), nodes, *partitions, ""])
 
 
-def _daemons(folder: Path, network: Network) -> dict[str, str]:
-    return {
-        "ClusterName": CLUSTER,
-        "SlurmctldHost": f"ctl({network.address('ctl')})",
-        "SlurmUser": "root",
-        "SlurmdUser": "root",
-        "AuthType": "auth/munge",
-        "AuthInfo": f"socket={folder}/munge/socket",
-        "CredType": "cred/munge",
-        "StateSaveLocation": f"{folder}/spool/ctl",
-        "SlurmdSpoolDir": f"{folder}/spool/%n",
-        "SlurmctldPidFile": "/run/slurmctld.pid",
-        "SlurmdPidFile": "/run/slurmd.pid",
-        "SlurmctldLogFile": f"{folder}/log/slurmctld.log",
-        "SlurmdLogFile": f"{folder}/log/slurmd-%n.log",
-        "PlugStackConfig": f"{folder}/etc/plugstack.conf",
-        "SlurmdParameters": "config_overrides",  # believe NodeName's CPUs and memory, not the machine's
-        "ReturnToService": "2",
-        "MailProg": "/bin/true",
-    }
+def _filled(name: str, values: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings in a file of ``etc``, with values in place of the braces."""
+    lines = Path(__file__).with_name("etc").joinpath(name).read_text(encoding="utf-8").splitlines()
+    return dict(line.format_map(values).split("=", 1) for line in lines if not line.startswith("#"))
 
 
-def _jobs(options: Options) -> dict[str, str]:
+def _by_options(options: Options) -> dict[str, str]:
     return {
-        "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/cgroup,task/affinity" if options.memory_limits else "task/affinity",
-        # The nodes share the cores of this machine: only a job that asks for it is bound to cores.
-        "TaskPluginParam": "none",
-        "JobAcctGatherType": "jobacct_gather/linux",
-        "SelectType": "select/cons_tres",
         # task/cgroup limits only allocated memory; it is allocated per CPU, so that jobs can share a node.
         "SelectTypeParameters": "CR_CPU_Memory" if options.memory_limits else "CR_CPU",
         "DefMemPerCPU": str(options.memory_mb // options.cpus),
         **({"GresTypes": "gpu"} if options.gpus else {}),
-        "MpiDefault": "none",
-        "KillWait": "5",
-        "SchedulerParameters": "bf_interval=1,sched_min_interval=100000",
-        "PreemptType": "preempt/partition_prio",  # takes effect where a partition has another PriorityTier
-        "PreemptMode": "REQUEUE",
-    }
-
-
-def _accounting(folder: Path, options: Options, network: Network) -> dict[str, str]:
-    if not options.accounting:
-        return {"AccountingStorageType": "accounting_storage/none"}
-    return {
-        "AccountingStorageType": "accounting_storage/slurmdbd",
-        "AccountingStoragePass": f"{folder}/munge/socket",  # AuthInfo is not asked for this connection
-        "AccountingStorageHost": network.address("ctl"),
-        "AccountingStorageEnforce": "associations,limits,qos",
-        "AccountingStorageTRES": "gres/gpu" if options.gpus else "cpu",
     }
 
 
 def slurmdbd_conf(folder: Path, release: Release) -> str:
     """Return the text of slurmdbd.conf; the database listens on the loopback of the controller."""
-    lines = {
-        **release.settings,
-        "AuthType": "auth/munge",
-        "AuthInfo": f"socket={folder}/munge/socket",
-        "DbdHost": "ctl",
-        "SlurmUser": "root",
-        "PidFile": "/run/slurmdbd.pid",
-        "LogFile": f"{folder}/log/slurmdbd.log",
-        "StorageType": "accounting_storage/mysql",
-        "StorageHost": "127.0.0.1",
-        "StoragePort": str(DATABASE_PORT),
-        "StorageUser": "slurm",
-        "StoragePass": CLUSTER,
-        "StorageLoc": "slurm_acct_db",
-    }
-    return "\n".join([*(f"{key}={value}" for key, value in lines.items()), ""])
+    values = {"folder": folder, "cluster": CLUSTER, "port": DATABASE_PORT}
+    lines = {**release.settings, **_filled("slurmdbd.conf", values)}
+    return "".join(f"{key}={value}\n" for key, value in lines.items())

@@ -1,4 +1,4 @@
-"""The test cluster: separate machines, ssh, complete removal, and releases of Slurm from the Debian mirror."""
+"""The test cluster: separate machines, complete removal, and releases of Slurm from the Debian mirror."""
 
 import json
 import signal
@@ -26,12 +26,6 @@ def test_a_node_has_its_own_name_address_processes_and_shared_memory(cluster):
         assert address.endswith(f".1{index}/24")
         assert int(pid) < 10_000
         assert (hosts, n1) == (cluster.address("n1"), "n1")
-
-
-def test_nodes_are_reached_by_ssh(cluster):
-    config = cluster.start_sshd()
-    said = cluster.run(["ssh", "-F", config, "n3", "hostname; echo $$ >&2"])
-    assert said.stdout == "n3\n"
 
 
 def test_what_a_killed_test_session_left_is_removed_by_the_next(running_cluster):

@@ -7,16 +7,16 @@ import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
-from bench.cli import app
-from tests.common import run_program
+from bench.cli import app, main
+from tests.common import forks, run_program
 
 
 def bench(*words: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +49,41 @@ def is_reported(done: subprocess.CompletedProcess[str]) -> bool:
     On a busy machine, the runs of a test may be disturbed, which is an error.
     """
     return done.returncode == any(line.startswith("error: ") for line in done.stderr.splitlines())
+
+
+def be_bench(*words: str, **env: str) -> NoReturn:
+    """Be `bench WORDS` in a fork of the tests' process, with the streams 0 to 2; a start would import for a second."""
+    code: Any = 70
+    try:
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
+        os.environ |= env
+        sys.argv = ["bench", *words]
+        main()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code or 0
+        sys.stdout.flush()
+    finally:
+        os._exit(code)
+
+
+class Command(subprocess.Popen[str]):
+    """A running `bench WORDS`. A block that fails kills it, so that no failing test waits for it without end."""
+
+    def __init__(self, *words: str, env: Mapping[str, str] | None = None) -> None:
+        def run() -> None:
+            os.closerange(3, 1024)  # Popen waits until one of them is closed
+            be_bench(*words, **(env or {}))
+
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        options |= {"preexec_fn": run, "restore_signals": False}  # Python ignores SIGPIPE
+        with forks():  # and nothing is executed
+            super().__init__(["bench", *words], text=True, **options)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *rest)
 
 
 def bench_process(

@@ -1,20 +1,20 @@
 """The commands on the command line: exit codes, both streams, and the files that they write."""
 
 import csv
+import ctypes
 import json
 import os
 import pty
 import re
 import shutil
+import struct
 import sys
-import warnings
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from bench.cli import main
 from bench.matrix.document import shown_text
 from bench.shipped import shipped
 from bench.study.layout import StudyFolder
@@ -22,8 +22,8 @@ from bench.study.plan_json import open_study
 from ddp_scaling_bench.variables import without_users
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import finished, leave_run, strong
-from tests.commands.command_line import bench, is_reported, refusal
-from tests.common import change_json, run_program
+from tests.commands.command_line import be_bench, bench, is_reported, refusal
+from tests.common import NOBODY, change_json, forks, in_fork
 from tests.matrices import SHORT, matrix, training
 
 TINY = matrix(
@@ -95,28 +95,23 @@ def test_plan_prints_the_cells_the_cost_and_the_folder(tmp_path):
     ]
 
 
-def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study(tmp_path):
+def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study_which_every_verb_reports(tmp_path):
     (tmp_path / "bad.yaml").write_text(TINY.replace("[1, 2]", "[3]"))
     assert refusal("plan", "bad.yaml", cwd=tmp_path) == (
         "bad.yaml:7: global_batch 8 is not divisible by 3 ranks (nodes 1 x tasks_per_node 3); try 6 or 9"
     )
     assert not (tmp_path / "results").exists()
-
-
-def test_without_a_study_every_verb_reports_it(tmp_path):
     for verb in ("submit", "status", "verify", "report"):
         assert refusal(verb, cwd=tmp_path) == "no study is planned below results; plan one: bench plan MATRIX"
 
 
 def test_an_unknown_study_and_a_matrix_give_different_errors(ran):
-    assert (
-        refusal("status", "tinny", cwd=ran)
-        == "no study 'tinny' is planned below results (planned: tiny); did you mean tiny?"
-    )
-    done = bench("submit", "tiny.yaml", cwd=ran)
-    assert done.stderr == "error: tiny.yaml is a matrix, not a study; its study is tiny\n"
-    done = bench("submit", "new.yaml", cwd=ran)
-    assert done.stderr == "error: new.yaml is a matrix, not a study; plan it first: bench plan new.yaml\n"
+    unknown = "no study 'tinny' is planned below results (planned: tiny); did you mean tiny?"
+    assert refusal("status", "tinny", cwd=ran) == unknown
+    matrix_given = "is a matrix, not a study;"
+    assert refusal("submit", "tiny.yaml", cwd=ran) == f"tiny.yaml {matrix_given} its study is tiny"
+    planning = "plan it first: bench plan new.yaml"
+    assert refusal("submit", "new.yaml", cwd=ran) == f"new.yaml {matrix_given} {planning}"
     assert refusal("verify", "results", cwd=ran) == (
         "results is the folder of all studies; give one of the studies (planned: tiny)"
     )
@@ -156,31 +151,18 @@ def read_only(ran, tmp_path_factory) -> Path:
     return study
 
 
-#: Without these capabilities, root obeys the modes of files.
-WITHOUT = "-dac_override,-dac_read_search"
-UNPRIVILEGED = (
-    ("setpriv", "--bounding-set", WITHOUT, "--inh-caps", WITHOUT, "--") if os.geteuid() == 0 else ()
-)
-
-
-#: Calls `bench` without drawing figures, and prints its exit codes and streams.
-CALLS = """\
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from tests.analysis.figures import no_figure
-from tests.commands.command_line import bench
-with no_figure():
-    done = [bench(*words, cwd=Path.cwd()) for words in json.loads(sys.argv[2])]
-print(json.dumps([[one.returncode, one.stdout, one.stderr] for one in done]))
-"""
-
-
 def as_user(*calls: list[str], cwd: Path) -> list[list[Any]]:
-    """Call `bench` several times in one process to which the modes of files apply."""
-    program = [*UNPRIVILEGED, sys.executable, "-c", CALLS, str(Path(__file__).parents[2]), json.dumps(calls)]
-    answers: list[list[Any]] = json.loads(run_program(program, cwd=cwd).stdout)
-    return answers
+    """Call `bench` several times in a process to which the modes of files apply; return codes and streams."""
+
+    def call() -> list[list[Any]]:
+        if os.geteuid() == 0:  # without capabilities, root obeys them
+            no_capabilities = struct.pack("Ii", 0x20080522, 0), bytes(24)
+            assert ctypes.CDLL(None).capset(*no_capabilities) == 0
+        with no_figure():
+            done = [bench(*words, cwd=cwd) for words in calls]
+        return [[one.returncode, one.stdout, one.stderr] for one in done]
+
+    return in_fork(call)
 
 
 def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only, tmp_path):
@@ -189,7 +171,7 @@ def test_a_study_that_cannot_be_written_is_reported_in_another_folder(read_only,
     private = tmp_path / "results/private"
     private.mkdir(parents=True)
     if os.geteuid() == 0:
-        os.chown(private, 65534, 65534)
+        os.chown(private, NOBODY, NOBODY)
     private.chmod(0)
     (tmp_path / "tiny.yaml").write_text(TINY)
     assert bench("plan", "tiny.yaml", cwd=tmp_path).returncode == 0
@@ -245,9 +227,8 @@ def test_only_chooses_by_name_and_by_property(tmp_path):
     assert by_name.splitlines()[-1] == "1 of 2 runs would be started"
     whole = bench("submit", "--dry-run", "--only", "sweep_time=0.50", cwd=tmp_path).stdout
     assert whole.splitlines()[-1] == "2 of 2 runs would be started", "0.50 is 0.5"
-    done = bench("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --only: unknown key 'wrold_size'; did you mean 'world_size'? ")
+    said = refusal("submit", "--dry-run", "--only", "wrold_size=2", cwd=tmp_path)
+    assert said.startswith("--only: unknown key 'wrold_size'; did you mean 'world_size'? ")
     assert not (tmp_path / "results/tiny/runs").exists(), "a dry run leaves nothing"
 
 
@@ -260,9 +241,8 @@ def test_help_and_version_work(tmp_path, words):
 
 def test_a_name_that_is_too_long_is_one_error(tmp_path):
     for command in ("plan", "status", "lint", "doctor", "report", "preflight"):
-        done = bench(command, "a" * 300, cwd=tmp_path)
-        assert done.returncode == 2
-        assert re.fullmatch(r"error: a{300}\S*: File name too long; give a shorter name\n", done.stderr)
+        said = refusal(command, "a" * 300, cwd=tmp_path)
+        assert re.fullmatch(r"a{300}\S*: File name too long; give a shorter name", said)
 
 
 def test_studies_are_listed_with_their_states_the_newest_first(tmp_path: Path) -> None:
@@ -337,42 +317,29 @@ def test_the_plan_says_what_nodes_cost_and_whether_this_is_exact(folder, cluster
     assert (idle in lines) == bool(expected[3])
 
 
-def test_the_budget_counts_all_gpus_of_whole_nodes(folder):
+def test_the_budget_counts_all_gpus_of_whole_nodes_in_runs_and_packs(folder):
     path = folder(node_gpus=4)
     bench("plan", "m.yaml", cwd=path)
-    done = bench("submit", "--budget", "23", "--dry-run", cwd=path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: 8 runs could use 24 GPU-hours, more than the budget of 23; raise --budget, lower "
-        "cluster.time_limit, or choose runs with --only\n",
+    assert refusal("submit", "--budget", "23", "--dry-run", cwd=path) == (
+        "8 runs could use 24 GPU-hours, more than the budget of 23; raise --budget, lower "
+        "cluster.time_limit, or choose runs with --only"
     )
     assert bench("submit", "--budget", "24", "--dry-run", cwd=path).returncode == 0
-
-
-def test_the_budget_counts_gpus_that_runs_on_cpus_reserve(tmp_path):
-    own = {"cluster": {"partition": "p", "node_gpus": 4}, "workload": {"device": "cpu"}}
-    (tmp_path / "m.yaml").write_text(matrix("s", axes={"tasks_per_node": [1]}, batch=8, **own))
-    assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
-    found = refusal("submit", "--budget", "0.1", "--dry-run", cwd=tmp_path)
-    assert "GPU-hours, more than the budget of 0.1" in found
-
-
-def test_a_pack_of_whole_nodes_costs_all_their_gpus(folder):
-    path = folder(node_gpus=4)
-    bench("plan", "m.yaml", cwd=path)
-    done = bench("submit", "--pack", "--dry-run", "--budget", "31", cwd=path)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: 8 runs in 1 pack (up to 2 nodes for 4 h 00 min) could use 32 GPU-hours, more than the budget of 31; "
-        "raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack\n",
+    assert refusal("submit", "--pack", "--dry-run", "--budget", "31", cwd=path) == (
+        "8 runs in 1 pack (up to 2 nodes for 4 h 00 min) could use 32 GPU-hours, more than the budget of 31; "
+        "raise --budget, lower cluster.time_limit, choose runs with --only, or omit --pack"
     )
     only = ("--only", "nodes=1", "--only", "gpus_per_node=1")
     done = bench("submit", "--pack", "--dry-run", "--budget", "4", *only, cwd=path)
-    assert (
-        done.stderr
-        == "1 job: 2 runs in 1 pack (up to 1 node for 1 h 00 min), at most 4 GPU-hours with exclusive nodes, 1 without\n"
-    )
+    cost = "at most 4 GPU-hours with exclusive nodes, 1 without"
+    assert done.stderr == f"1 job: 2 runs in 1 pack (up to 1 node for 1 h 00 min), {cost}\n"
     assert " --nodes=1 --ntasks-per-node=1 --gres=gpu:1 --time=01:00:00 " in done.stdout
+    # GPUs that runs on CPUs reserve are counted, too.
+    own = {"cluster": {"partition": "p", "node_gpus": 4}, "workload": {"device": "cpu"}}
+    (path / "cpu.yaml").write_text(matrix("cpu", axes={"tasks_per_node": [1]}, batch=8, **own))
+    bench("plan", "cpu.yaml", cwd=path)
+    found = refusal("submit", "cpu", "--budget", "0.1", "--dry-run", cwd=path)
+    assert "GPU-hours, more than the budget of 0.1" in found
 
 
 MATRIX = """\
@@ -404,22 +371,19 @@ def test_a_value_without_a_prefix_is_in_no_report_and_no_json(tmp_path: Path) ->
         assert "qzv" not in bench(*words.split(), cwd=tmp_path).stdout
 
 
-def test_the_shown_matrix_lacks_only_values_that_are_not_shown() -> None:
+def test_a_shown_matrix_lacks_only_values_that_are_not_shown_and_urls_their_users() -> None:
     text = "x: &x {A: 1}\ncluster:\n  env:\n    <<: *x\n    B: |\n      2\n    NCCL_C: 3\n"
     assert shown_text(text) == text.replace("A: 1", "A: ...").replace("|\n      2\n", "...\n")
-
-
-def test_users_of_urls_are_left_out() -> None:
     assert without_users("a https://u:p/w@h:1/x http://h:1/a@b") == "a https://h:1/x http://h:1/a@b"
 
 
 def answered(folder: Path, text: bytes | None) -> tuple[int, str]:
     """Submit study m on a terminal, type ``text`` (None: Ctrl-C) at the question; return exit code and output."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads of this process do nothing
+    with forks():
         process, terminal = pty.fork()
     if not process:
-        submit_on_terminal(folder)
+        with chdir(folder):
+            be_bench("submit", "m", **PATH, COLUMNS="200")
     shown = b""
     while b"[y/N] " not in shown:
         shown += os.read(terminal, 1000)
@@ -432,22 +396,6 @@ def answered(folder: Path, text: bytes | None) -> tuple[int, str]:
     return code, shown.decode()
 
 
-def submit_on_terminal(folder: Path) -> NoReturn:
-    """Be `bench submit m` with the terminal of this process."""
-    code: Any = 70
-    try:
-        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
-        os.chdir(folder)
-        os.environ |= {**PATH, "COLUMNS": "200"}
-        sys.argv = ["bench", "submit", "m"]
-        main()
-    except SystemExit as ended:
-        code = ended.code or 0
-        sys.stdout.flush()
-    finally:
-        os._exit(code)
-
-
 def test_on_a_terminal_a_cost_above_the_limit_is_a_question_and_only_yes_starts_runs(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(MATRIX)
     (tmp_path / "site.yaml").write_text("ask_above: {jobs: 0}")
@@ -456,11 +404,9 @@ def test_on_a_terminal_a_cost_above_the_limit_is_a_question_and_only_yes_starts_
         code, shown = answered(tmp_path, text)
         assert (code, "nothing was started" in shown) == (1, True)
         assert not (tmp_path / "results/m/ledger.jsonl").exists()
-    done = bench("submit", "m", cwd=tmp_path, **PATH)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: this is above ask_above (jobs: 0; a site file can change it): 1 run, at most 0.5 node-hours, no GPU; "
-        "give --yes if this is intended\n",
+    assert refusal("submit", "m", cwd=tmp_path, **PATH) == (
+        "this is above ask_above (jobs: 0; a site file can change it): 1 run, at most 0.5 node-hours, no GPU; "
+        "give --yes if this is intended"
     )
     assert bench("submit", "m", "--dry-run", cwd=tmp_path, **PATH).returncode == 0
     assert answered(tmp_path, b"y\n")[0] == 0

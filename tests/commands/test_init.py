@@ -15,8 +15,9 @@ from bench.matrix.own_command import read_command
 from bench.matrix.workload import filled_words
 from bench.plan import make_plan
 from ddp_scaling_bench.errors import BenchError
-from tests.commands.command_line import bench
+from tests.commands.command_line import bench, refusal
 from tests.common import raised, write_program
+from tests.matrices import plan_of
 
 SINFO = """\
 cpu*|up|2-00:00:00|20|idle|64|(null)|(null)
@@ -40,68 +41,53 @@ def test_partitions_out_of_service_are_omitted_and_gpus_come_first():
     ]
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu", "debug", "odd"])
-def test_the_matrix_of_each_partition_can_be_planned(tmp_path, name):
-    partition = next(p for p in partitions(parse_nodes(SINFO)) if p.name == name)
-    path = tmp_path / f"{name}.yaml"
-    path.write_text(cluster_matrix(partition))
-    plan = make_plan(path)
-    cluster = plan.matrix.cluster
-    assert (cluster.partition, cluster.gpu_type) == (name, partition.gpu_type)
-    assert (cluster.exclusive, cluster.node_gpus) == (True, partition.gpus or None)
-    assert cluster.time_limit <= (partition.time_limit_s or 1200)
-    assert max(cell.nodes for cell in plan.cells) <= partition.nodes
-    assert {max(cell.ranks_per_node) for cell in plan.cells} == {partition.gpus or 8}
-    assert cluster.cpus_per_task * max(plan.cells[0].ranks_per_node) <= partition.cpus
-    assert {mode for cell in plan.cells for mode in cell.modes} == {"strong", "weak"}
+def test_the_matrix_of_each_partition_can_be_planned(tmp_path):
+    for partition in partitions(parse_nodes(SINFO)):
+        plan = plan_of(tmp_path, cluster_matrix(partition))
+        cluster = plan.matrix.cluster
+        assert (cluster.partition, cluster.gpu_type) == (partition.name, partition.gpu_type)
+        assert (cluster.exclusive, cluster.node_gpus) == (True, partition.gpus or None)
+        assert cluster.time_limit <= (partition.time_limit_s or 1200)
+        assert max(cell.nodes for cell in plan.cells) <= partition.nodes
+        assert {max(cell.ranks_per_node) for cell in plan.cells} == {partition.gpus or 8}
+        assert cluster.cpus_per_task * max(plan.cells[0].ranks_per_node) <= partition.cpus
+        assert {mode for cell in plan.cells for mode in cell.modes} == {"strong", "weak"}
 
 
 def init(*words: str, cwd: Path, path: str = "/nowhere", **env: str) -> subprocess.CompletedProcess[str]:
     return bench("init", *words, cwd=cwd, PATH=path, **env)
 
 
-def test_a_slurm_without_its_configuration_is_no_slurm(tmp_path):
+def test_without_slurm_init_writes_a_matrix_for_this_machine_and_overwrites_no_file(tmp_path):
     said = "sinfo: error: Could not establish a configuration source"
     write_program(tmp_path / "sinfo", f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
-    done = init(cwd=tmp_path, path=f"{tmp_path}:{os.environ['PATH']}")
-    assert (done.returncode, done.stdout) == (0, "local.yaml\n"), done.stderr
-
-
-def fake_sinfo(folder: Path) -> str:
-    write_program(folder / "sinfo", f"#!/bin/sh\ncat <<'EOF'\n{SINFO}EOF\n")
-    return f"{folder}:{os.environ['PATH']}"
-
-
-def test_without_slurm_init_writes_a_matrix_for_this_machine(tmp_path):
-    done = init(cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "local.yaml\n")
-    assert done.stderr == "next: bench plan local.yaml\n"
-    assert make_plan(tmp_path / "local.yaml").cells
-
-
-def test_an_existing_file_is_not_overwritten(tmp_path):
+    for path in (
+        "/nowhere",
+        f"{tmp_path}:{os.environ['PATH']}",
+    ):  # without sinfo, and without a configuration
+        (tmp_path / "local.yaml").unlink(missing_ok=True)
+        done = init(cwd=tmp_path, path=path)
+        shown = (done.returncode, done.stdout, done.stderr)
+        assert shown == (0, "local.yaml\n", "next: bench plan local.yaml\n")
+        assert make_plan(tmp_path / "local.yaml").cells
     (tmp_path / "local.yaml").write_text("mine")
-    done = init(cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert (
-        done.stderr == "error: local.yaml exists and is not overwritten; give another file: bench init PATH\n"
+    assert refusal("init", cwd=tmp_path, PATH="/nowhere") == (
+        "local.yaml exists and is not overwritten; give another file: bench init PATH"
     )
     assert (tmp_path / "local.yaml").read_text() == "mine"
 
 
-def test_the_partition_is_the_named_one_or_the_first(tmp_path):
-    path = fake_sinfo(tmp_path)
+def test_the_partition_is_the_named_one_or_that_of_the_site_file_or_the_first(tmp_path):
+    write_program(tmp_path / "sinfo", f"#!/bin/sh\ncat <<'EOF'\n{SINFO}EOF\n")
+    path = f"{tmp_path}:{os.environ['PATH']}"
     assert init("--partition", "odd", cwd=tmp_path, path=path).stdout == "odd.yaml\n"
     assert init(cwd=tmp_path, path=path).stdout == "gpu.yaml\n"
-    done = init("--partition", "nope", cwd=tmp_path, path=path)
-    assert done.returncode == 2
-    assert done.stderr == "error: no partition 'nope' is in service; available: gpu, odd, debug, cpu\n"
-
-
-def test_the_partition_of_the_site_file_is_preferred(tmp_path):
+    assert refusal("init", "--partition", "nope", cwd=tmp_path, PATH=path) == (
+        "no partition 'nope' is in service; available: gpu, odd, debug, cpu"
+    )
     site = tmp_path / "site.yaml"
     site.write_text("cluster: {partition: cpu, account: users}\n")
-    done = init("m.yaml", cwd=tmp_path, path=fake_sinfo(tmp_path), BENCH_SITE=str(site))
+    done = init("m.yaml", cwd=tmp_path, path=path, BENCH_SITE=str(site))
     assert done.returncode == 0, done.stderr
     assert "  partition: cpu\n" in (tmp_path / "m.yaml").read_text()
     assert make_plan(tmp_path / "m.yaml", site=site).matrix.cluster.account == "users"
@@ -153,19 +139,14 @@ def test_the_matrix_has_the_launcher_and_the_command_of_one_process(command, lau
     assert plan.matrix.cluster.env == env
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (
-            "ray job submit -- python train.py",
-            "--command: bench cannot use ray job submit: it submits a job to another cluster, which has resources "
-            "and time of its own; give the command of the program: bench init --command 'python ...'",
-        ),
-        ("", "--command: the command is empty; write a command such as `python train.py`"),
-    ],
-)
-def test_a_command_that_cannot_be_used_gives_one_error(command, message):
-    assert raised(BenchError, read_command, command) == message
+def test_a_command_that_cannot_be_used_gives_one_error():
+    assert raised(BenchError, read_command, "ray job submit -- python train.py") == (
+        "--command: bench cannot use ray job submit: it submits a job to another cluster, which has resources "
+        "and time of its own; give the command of the program: bench init --command 'python ...'"
+    )
+    assert raised(BenchError, read_command, "") == (
+        "--command: the command is empty; write a command such as `python train.py`"
+    )
 
 
 CPU = "import torch.distributed as d\nd.init_process_group('gloo')\n"

@@ -39,9 +39,6 @@ CLOSED = "error: standard output: cannot be written: it is closed; redirect it\n
 )
 def test_a_terminal_gets_no_control_characters(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-def test_a_line_stays_one_line() -> None:
     assert one_line("a\r\nb\nc\x1b[2Jd\re") == "a  b cd e"
 
 

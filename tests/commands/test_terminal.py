@@ -176,11 +176,7 @@ def test_an_error_breaks_at_the_width_of_the_terminal(tmp_path):
     os.close(leader)
     assert len(lines) > 1
     assert max(map(len, lines)) <= 50
-    assert " ".join(lines).split() == refusal_words("status", "nosuch", cwd=tmp_path)
-
-
-def refusal_words(*words, **at):
-    return ["error:", *refusal(*words, **at).split()]
+    assert " ".join(lines).split() == ["error:", *refusal("status", "nosuch", cwd=tmp_path).split()]
 
 
 def test_words_that_look_like_others_get_the_right_remedy(tmp_path):

@@ -52,20 +52,16 @@ def add_commands(folder: Path, message: str) -> None:
         (folder / "bin" / name).write_text(program)
 
 
-WAYS = [[], ["--pack", "--wait"]]
-
-
-@pytest.mark.parametrize("options", WAYS, ids=" ".join)
-def test_without_slurm_or_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned, options):
-    done = bench("submit", *options, cwd=planned)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (f"error: squeue: command not found; {HINT}")
+def test_without_slurm_or_a_configuration_a_submission_stops_at_once_with_exit_code_2(planned):
+    for options in ([], ["--pack", "--wait"]):
+        done = bench("submit", *options, cwd=planned)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == f"error: squeue: command not found; {HINT}"
     add_commands(planned, UNCONFIGURED)
-    done = bench("submit", *options, cwd=planned)
-    assert done.returncode == 2
-    assert (
-        done.stderr.splitlines()[-1] == f"error: squeue: Could not establish a configuration source; {HINT}"
-    )
+    for options in ([], ["--pack", "--wait"]):
+        done = bench("submit", *options, cwd=planned)
+        said = f"error: squeue: Could not establish a configuration source; {HINT}"
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, said)
 
 
 @pytest.fixture
@@ -73,22 +69,17 @@ def submitted(planned: Path) -> Path:
     """Record a job of the planned study, as on the machine where it was submitted."""
     ledger = open_study(StudyFolder(planned / "results/elsewhere")).ledger
     run = "n1x1-gloo-srun-b4-r1"
-    record = Record(run_id=run, attempt=1, state=RunState.QUEUED, job_name="name", job_id="7")
-    ledger.append([record])
+    ledger.append([Record(run_id=run, attempt=1, state=RunState.QUEUED, job_name="name", job_id="7")])
     return planned
 
 
-def test_status_of_a_submitted_study_shows_the_last_known_states(submitted):
+def test_a_submitted_study_is_shown_and_reported_with_the_last_known_states(submitted, nothing_drawn):
     done = bench("status", "--watch", cwd=submitted)
-    assert done.returncode == 2
-    assert done.stdout.splitlines()[-1] == "1 queued"
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (2, "1 queued")
     assert done.stderr.splitlines() == [
         "Slurm is unreachable: these are the last known states",
         f"error: squeue: command not found; {HINT}",
     ]
-
-
-def test_a_submitted_study_is_reported_with_its_last_known_states(submitted, nothing_drawn):
     done = bench("report", cwd=submitted)
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, "results/elsewhere/report/index.html")
     assert done.stderr.splitlines()[0] == (

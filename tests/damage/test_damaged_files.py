@@ -12,15 +12,14 @@ import pytest
 
 from analysis.data.load import load_study
 from analysis.stats.measured import measure
-from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Ledger, Record
 from bench.study.plan_json import PlannedStudy, open_study
 from ddp_scaling_bench.errors import unwritable
 from tests.analysis.studies import leave_run
-from tests.commands.command_line import bench, bench_process
+from tests.commands.command_line import bench, bench_process, refusal
 from tests.common import change_json
-from tests.matrices import matrix, training
+from tests.matrices import matrix, planned_study, training
 
 #: The study ``complete`` has a run that completed with this name.
 RUN = "n1x2-gloo-torchrun-b32-r1"
@@ -38,9 +37,8 @@ ENDS: dict[int, dict[str, Any]] = {
 def plan(root: Path, name: str) -> PlannedStudy:
     axes, scaling = {"tasks_per_node": [1, 2, 4]}, [{"mode": "strong", "global_batch": [64]}]
     workload = training(steps_per_epoch=20, epochs=3)
-    path = root / f"{name}.yaml"
-    path.write_text(matrix(name, axes=axes, scaling=scaling, workload=workload, repeats=3))
-    return open_study(write_plan(make_plan(path), root))
+    text = matrix(name, axes=axes, scaling=scaling, workload=workload, repeats=3)
+    return planned_study(root, text, results=root)
 
 
 @pytest.fixture(scope="module")
@@ -97,23 +95,6 @@ def replace(path: Path, kind: str) -> None:
         path.write_text("[" * 100_000)
 
 
-def assert_without_values(study: Path, problem: str) -> None:
-    """Check that a run has no values because of one problem, and that `bench verify` fails with it."""
-    found = shown(study)
-    assert found["reason"] == problem
-    assert not found["measured"]
-    loaded = load_study(study)
-    assert RUN not in set(loaded.epochs["run_id"])
-    assert not loaded.ranks_of([RUN])
-    done = bench("verify", str(study), cwd=study.parent)
-    assert done.returncode == 1
-    assert " of 9 runs pass; 1 fail" in done.stdout
-    assert (
-        problem in done.stdout
-        or f"FAIL  files: missing {problem.split()[0].rpartition('/')[2]}" in done.stdout
-    )
-
-
 CHANGED = "is not as the run wrote it: its SHA-256 is not that in SHA256SUMS"
 
 
@@ -135,7 +116,13 @@ def test_a_changed_or_unreadable_file_leaves_the_run_without_values(study, name,
         path.write_text(path.read_text().replace("3", "4", 1) if name != "probes.json" else "{}")
     else:
         replace(path, kind)
-    assert_without_values(study, f"{FOLDER}/{name} {problem}")
+    problem, found, loaded = f"{FOLDER}/{name} {problem}", shown(study), load_study(study)
+    assert (found["reason"], bool(found["measured"])) == (problem, False)
+    assert RUN not in set(loaded.epochs["run_id"])
+    assert not loaded.ranks_of([RUN])
+    done = bench("verify", str(study), cwd=study.parent)
+    assert (done.returncode, " of 9 runs pass; 1 fail" in done.stdout) == (1, True)
+    assert problem in done.stdout or f"FAIL  files: missing {name}" in done.stdout
 
 
 def test_sha256sum_checks_the_files(study):
@@ -170,28 +157,30 @@ def test_files_of_a_run_that_are_no_files_stop_no_command(study, kind):
     assert found["reason"].startswith(f"{FOLDER}/metrics.csv ")
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda text: text[:-40], "(Invalid JSON: "),
-        (
-            lambda text: text.replace('"nodes": 1, "tasks', '"nodes": "1", "tasks', 1),
-            "(cells.0.nodes: Input should be a valid integer)",
-        ),
-        (lambda text: text.replace('{"source": "recorder"}', '{"csv": "../x"}'), "(cells.0.metrics.csv: "),
-        (lambda text: text.replace('"warnings": [', '"warnings": [{"kind": 5}, '), "(warnings.0."),
-    ],
-)
-def test_a_damaged_plan_is_one_clear_error_of_every_command(study, change, problem):
+STRING = ('"nodes": 1, "tasks', '"nodes": "1", "tasks')
+OUTSIDE = ('{"source": "recorder"}', '{"csv": "../x"}')
+#: Changes of plan.json, and the beginning of the reason why it cannot be read.
+DAMAGES = [
+    (lambda text: text[:-40], "(Invalid JSON: "),
+    (lambda text: text.replace(*STRING, 1), "(cells.0.nodes: Input should be a valid integer)"),
+    (lambda text: text.replace(*OUTSIDE), "(cells.0.metrics.csv: "),
+    (lambda text: text.replace('"warnings": [', '"warnings": [{"kind": 5}, '), "(warnings.0."),
+]
+
+
+def test_a_damaged_plan_is_one_clear_error_of_every_command(study):
     path = study / "plan.json"
-    path.write_text(change(path.read_text()))
-    for command in ("status", "verify", "report", "compare", "advise", "submit", "cancel"):
-        words = [command, str(study), *([str(study)] if command == "compare" else [])]
-        words += ["--samples", "1M"] if command == "advise" else []
-        done = bench(*words, cwd=study.parent)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith(f"error: {path}: is not a plan that this version can read {problem}")
-        assert done.stderr.count("\n") == 1
+    whole = path.read_text()
+    commands = ["status", "verify", "report", "compare", "advise", "submit", "cancel"]
+    # All commands read the plan by one function: each damage is shown to one command, and one to all.
+    for (change, problem), names in zip(DAMAGES, (commands, *(["status"],) * 3), strict=True):
+        path.write_text(change(whole))
+        for command in names:
+            words = [command, str(study), *([str(study)] if command == "compare" else [])]
+            words += ["--samples", "1M"] if command == "advise" else []
+            said = refusal(*words, cwd=study.parent)
+            assert said.startswith(f"{path}: is not a plan that this version can read {problem}")
+            assert "\n" not in said
 
 
 @pytest.mark.usefixtures("nothing_drawn")

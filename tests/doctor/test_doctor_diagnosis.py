@@ -64,12 +64,12 @@ def test_a_recorded_failure_comes_first_unless_another_rank_failed_before() -> N
     assert names(diagnose(logs, failure=RankFailed(text="no data"))) == rest
 
 
-@pytest.mark.parametrize(("at_limit", "first"), [(True, "stalled-ranks"), (False, "aborted")])
-def test_ranks_that_hung_until_the_limit_come_before_how_they_ended(at_limit: bool, first: str) -> None:
+def test_ranks_that_hung_until_the_limit_come_before_how_they_ended() -> None:
     behind = (RankStep(ranks="1", host="n2", step=3, stage="step"),)
-    hung = StalledRanks(since="03:04:05 UTC", behind=behind, others=4, at_limit=at_limit)
     logs = {"job.err": "traceback : Signal 6 (SIGABRT) received by PID 4711\n"}
-    assert names(diagnose(logs, failure=hung))[0] == first
+    for at_limit, first in ((True, "stalled-ranks"), (False, "aborted")):
+        hung = StalledRanks(since="03:04:05 UTC", behind=behind, others=4, at_limit=at_limit)
+        assert names(diagnose(logs, failure=hung))[0] == first
 
 
 def test_between_logs_the_times_of_the_lines_decide_if_all_have_one() -> None:
@@ -78,31 +78,26 @@ def test_between_logs_the_times_of_the_lines_decide_if_all_have_one() -> None:
     assert names(diagnose({"a": quota.format(s=40), "b": gpu.format(s=39)})) == ["oom-gpu", "disk-quota"]
     assert names(diagnose({"a": quota.format(s=38), "b": gpu.format(s=39)})) == ["disk-quota", "oom-gpu"]
     assert names(diagnose({"a": quota.format(s=40), "b": gpu[22:]})) == ["disk-quota", "oom-gpu"]
-
-
-def test_times_of_different_years_are_ordered_by_the_year() -> None:
+    # Of different years, the year decides.
     quota, gpu = "OSError: [Errno 122] Disk quota exceeded", "torch.OutOfMemoryError: CUDA out of memory."
     later, earlier = f"2025-01-01 00:00:01 {gpu}", f"2024-12-31 23:59:59 {quota}"
     assert names(diagnose({"a": later, "b": earlier})) == ["disk-quota", "oom-gpu"]
-    glog = f"E0101 00:00:01.000000 12 x.py:1] {gpu}"
-    assert names(diagnose({"a": glog, "b": f"2025-01-02 00:00:00 {quota}"})) == ["oom-gpu", "disk-quota"]
-    assert names(diagnose({"a": f"2025-01-02 00:00:00 {quota}", "b": glog})) == ["oom-gpu", "disk-quota"]
+    glog, dated = f"E0101 00:00:01.000000 12 x.py:1] {gpu}", f"2025-01-02 00:00:00 {quota}"
+    assert names(diagnose({"a": glog, "b": dated})) == ["oom-gpu", "disk-quota"]
+    assert names(diagnose({"a": dated, "b": glog})) == ["oom-gpu", "disk-quota"]
 
 
-def test_an_exception_that_python_ignores_is_no_cause() -> None:
-    for where in ("Exception ignored in atexit callback:", "Error in atexit._run_exitfuncs:"):
-        for rank in ("", "0: ", "[rank3]: "):
+def test_an_exception_that_python_ignores_is_no_cause_and_any_other_of_a_traceback_is_one() -> None:
+    for rank in ("", "0: ", "[rank3]: "):
+        for where in ("Exception ignored in atexit callback:", "Error in atexit._run_exitfuncs:"):
             lines = [where, *TRACEBACK.splitlines(), MISSING]
             log = "".join(f"{rank}{line}\n" for line in lines)
             assert diagnose_text(log).causes == []
             assert names(diagnose_text(log.replace(where, ""))) == ["missing-file"]
-
-
-def test_a_traceback_shows_the_exception_whatever_its_name() -> None:
-    for prefix in ("", "3: ", "[rank1]: "):
-        log = "".join(f"{prefix}{line}\n" for line in [*TRACEBACK.splitlines(), "my.NoLabel: 17"])
+        # Any other exception of a traceback is shown, whatever its name.
+        log = "".join(f"{rank}{line}\n" for line in [*TRACEBACK.splitlines(), "my.NoLabel: 17"])
         (cause,) = diagnose_text(log).causes
-        assert (cause.cause, cause.line, cause.evidence) == ("program-error", 4, f"{prefix}my.NoLabel: 17")
+        assert (cause.cause, cause.line, cause.evidence) == ("program-error", 4, f"{rank}my.NoLabel: 17")
     assert diagnose_text(f"{TRACEBACK}torch.distributed.elastic.ChildFailedError: \n").causes == []
 
 
@@ -123,13 +118,16 @@ def test_one_client_of_many_means_a_missing_srun_and_several_mean_missing_client
     assert names(several) == ["clients-missing"]
     assert several.causes[0].explanation.startswith("12 of 16 ranks joined")
     assert names(diagnose_text(CLIENTS.format("16/4"))) == ["double-launch"]
+    assert names(diagnose_text(CLIENTS.format(f"1/{'9' * 6000}"))) == [], "a number that is too long"
 
 
 def test_ranks_waiting_in_different_operations_are_a_mismatch_and_in_the_same_one_a_time_out() -> None:
-    same = [WATCHDOG.format(rank=r, seq=25, op="ALLREDUCE", numel=512) for r in (0, 1)]
+    same = [WATCHDOG.format(rank=r, seq=25, op="ALLREDUCE", numel=512) for r in (0, 2, 3)]
     other = [same[0], WATCHDOG.format(rank=1, seq=25, op="BROADCAST", numel=512)]
     later = [same[0], WATCHDOG.format(rank=1, seq=26, op="BROADCAST", numel=512)]
-    assert names(diagnose_text("\n".join(same))) == ["nccl-timeout"]
+    together = diagnose_text("\n".join([*same, same[0]]))
+    assert names(together) == ["nccl-timeout"]
+    assert "sequence number 25: ALLREDUCE of 512 elements on ranks 0, 2, 3." in together.causes[0].explanation
     assert names(diagnose_text("\n".join(other))) == ["collective-mismatch", "nccl-timeout"]
     assert names(diagnose_text("\n".join(later))) == ["nccl-timeout"]
     assert names(diagnose({"0": other[0], "1": other[1]})) == ["collective-mismatch", "nccl-timeout"]
@@ -198,11 +196,6 @@ def test_any_log_has_a_diagnosis(log: bytes) -> None:
     check(diagnose({"log": log}))
 
 
-def test_a_number_that_is_too_long_does_not_count() -> None:
-    line = f"Timed out after 9 seconds waiting for clients. 1/{'9' * 6000} clients joined.\n"
-    assert diagnose({"log": line}).causes == []
-
-
 def check(found: object) -> None:
     content = found.as_json()  # type: ignore[attr-defined]
     assert list(content) == ["causes", "last_lines"]
@@ -250,22 +243,17 @@ def test_only_the_start_of_a_long_log_is_read(folder):
     assert find_warnings(folder) == []
 
 
-@pytest.mark.parametrize(
-    ("line", "is_resumed"),
-    [
-        ("rank 0: resumed at step 60", True),
-        ("INFO resumed epoch: 4, iter: 100", True),
-        ("Resuming from epoch 0, global_step=500", True),
-        ("Resuming training from snapshot at Epoch 0", False),
-        ("Namespace(resume=None, epoch=5, step=100)", False),
-        ('{"resume": false, "epoch": 5}', False),
-        ("Loaded checkpoint mae_pretrain.pth (epoch 800)", False),
-    ],
-)
-def test_a_run_that_resumed_is_a_warning_and_another_log_has_none(folder, line, is_resumed):
-    folder.out.write_text(f"{line}\n")
-    assert [found.cause for found in find_warnings(folder)] == ["resumed"] * is_resumed
-    assert diagnose_text(folder.out.read_text()).causes == []
+RESUMED = ("rank 0: resumed at step 60", "INFO resumed epoch: 4, iter: 100")
+RESUMED += ("Resuming from epoch 0, global_step=500",)
+NOT_RESUMED = ("Resuming training from snapshot at Epoch 0", "Namespace(resume=None, epoch=5, step=100)")
+NOT_RESUMED += ('{"resume": false, "epoch": 5}', "Loaded checkpoint mae_pretrain.pth (epoch 800)")
+
+
+def test_a_run_that_resumed_is_a_warning_and_another_log_has_none(folder):
+    for line in (*RESUMED, *NOT_RESUMED):
+        folder.out.write_text(f"{line}\n")
+        assert [found.cause for found in find_warnings(folder)] == ["resumed"] * (line in RESUMED), line
+        assert diagnose_text(folder.out.read_text()).causes == []
 
 
 def conditions(folder: Path, *, threads: int, cores: int) -> None:
@@ -302,10 +290,3 @@ FIXTURES = Path(__file__).parent / "fixtures"
 def test_an_explanation_contains_what_the_lines_say(fixture: str, explanation: str) -> None:
     found = diagnose({fixture: FIXTURES / f"{fixture}.txt"})
     assert explanation in found.causes[0].explanation
-
-
-def test_lines_of_several_ranks_are_told_together() -> None:
-    lines = [WATCHDOG.format(rank=rank, seq=25, op="ALLREDUCE", numel=512) for rank in (0, 2, 3)]
-    found = diagnose_text("\n".join([*lines, lines[0]]))
-    assert names(found) == ["nccl-timeout"]
-    assert "sequence number 25: ALLREDUCE of 512 elements on ranks 0, 2, 3." in found.causes[0].explanation

@@ -6,45 +6,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from bench.jobs.contract import Status
 from bench.jobs.end import end_of
+from bench.study.found import read_findings
 from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunState
 from bench.study.plan_json import open_study
-from bench.study.reasons import ExitCode, JobState
 from ddp_scaling_bench.files import write_json
-from ddp_scaling_bench.measure.failures import (
-    FAILURES,
-    DataTooSmall,
-    Failure,
-    HostRank,
-    LateCollective,
-    LeftRank,
-    LossNotFinite,
-    RaisedError,
-    RankFailed,
-)
+from ddp_scaling_bench.measure.failures import FAILURES
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import leave_run
 from tests.commands.command_line import bench
-from tests.doctor.test_doctor_catalogue import OF_A_SCRIPT, read
+from tests.doctor.test_doctor_catalogue import OF_A_SCRIPT
 from tests.matrices import matrix
-
-FIXTURES = Path(__file__).parent / "fixtures"
-TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n    main()\n'
-#: What torchrun prints below the errors of its ranks.
-CHILD_FAILED = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
-#: What srun and slurmstepd printed in the runs of tests/freeze.
-ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=6.0\nsrun: error: n1: task 0: Terminated\n"
-OOM = (
-    "slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=6.0. Some of your processes may have been "
-    "killed by the cgroup out-of-memory handler."
-)
-LIMIT = "slurmstepd-n1: error: *** STEP 11.0 ON n1 CANCELLED AT 2026-11-28T07:08:34 DUE TO TIME LIMIT ***"
-LEFT = LateCollective(timeout_s=60.0, option="timeout", left=(LeftRank(rank=1, host="n2", steps=20),))
 
 
 @dataclass(frozen=True)
@@ -56,98 +35,13 @@ class Case:
     log: str = ""
     exit_code: int | None = 1
     by: str = "exit"
-    failure: Failure | None = None
-    status: Status | None = None
-
-
-def error(cause: str, message: str, **others: Failure) -> Case:
-    return Case(cause, message, f"{TRACEBACK}{message}\n{CHILD_FAILED}", **others)
-
-
-def line(cause: str, message: str, log: str = "", exit_code: int = 1) -> Case:
-    return Case(cause, message, f"{log}{message}\n{ENDED}", exit_code)
-
-
-def fixture(name: str) -> Case:
-    header, log = read(FIXTURES / f"{name}.txt")
-    return Case(header["expect"], header["evidence"], log.decode())
-
-
-def by_slurm(
-    cause: str | None, message: str, failure_class: FailureClass, reason: JobState | ExitCode
-) -> Case:
-    status = Status(
-        job_id="7", state=RunState.FAILED, failure_class=failure_class, reasons=(reason,), exit_code=1
-    )
-    return Case(cause, message, exit_code=None, status=status)
-
-
-def ended(state: str, meaning: str) -> JobState:
-    return JobState(state=state, meaning=meaning)
+    failure: dict[str, Any] | None = None
+    status: dict[str, Any] | None = None
 
 
 CASES = {
-    "wrong option": line(
-        "program-arguments",
-        "train.py: error: unrecognized arguments: --lerning-rate 0.1",
-        "usage: train.py [-h] [--lr LR]\n",
-        2,
-    ),
-    "missing file": error(
-        "missing-file", "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'"
-    ),
-    "assertion": error("program-error", "AssertionError: labels out of range: 17"),
-    "GPU memory": error("oom-gpu", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."),
-    "raised": error(
-        "program-error",
-        "RuntimeError: bad sample 4711 in shard 3",
-        failure=RaisedError(error="RuntimeError", text="bad sample 4711 in shard 3"),
-    ),
-    "killed": Case("oom-host", "exitcode : -9 (pid: 5)", "  host : n1\n  exitcode  : -9 (pid: 5)\n"),
-    "SIGSEGV": line("segfault", "Fatal Python error: Segmentation fault"),
-    "abort": line(
-        "aborted", "srun: error: n4: task 3: Aborted", "terminate called without an active exception\n"
-    ),
-    "host memory": line("oom-host", OOM),
-    "Slurm's limit": line("time-limit", LIMIT),
-    "set up": line("module-missing", "slurm_script: line 9: module: command not found", exit_code=127),
-    "limit": Case("time-limit", "the time limit was reached", exit_code=143, by="limit"),
-    "left the loop": Case(
-        "nccl-timeout", "1 on n2 left the loop after 20 steps", exit_code=143, by="limit", failure=LEFT
-    ),
-    "small data": Case(
-        "data-too-small",
-        "data set smaller than one step: 36 training samples for 4 ranks x 10 = 40",
-        failure=DataTooSmall(samples=36, ranks=4, batch=10),
-    ),
-    "loss": Case(
-        "loss-not-finite",
-        "the loss became NaN in epoch 2 on rank 1",
-        failure=LossNotFinite(epoch=2, ranks=(1,), value="NaN"),
-    ),
-    "setting": Case(
-        None,
-        "rank 0 on n1: data folder /data/tokens does not exist",
-        failure=RankFailed(text="data folder /data/tokens does not exist", failed=(HostRank(0, "n1"),)),
-    ),
-    "exit code": Case(None, "exit code 3", exit_code=3),
-    "other words": Case(
-        None, "exit code 1; job.err:1: FATAL feature store answered 503", "FATAL feature store answered 503\n"
-    ),
-    "no exit code": Case(None, "the run left no exit code in end.json: it was killed", exit_code=None),
-    "lost node": by_slurm(
-        "node-fail", "NODE_FAIL: lost a node", FailureClass.NODE_FAILURE, ended("NODE_FAIL", "lost a node")
-    ),
-    "preempted": by_slurm(
-        "preempted", "PREEMPTED: stopped", FailureClass.PREEMPTED, ended("PREEMPTED", "stopped")
-    ),
-    "Slurm's code": by_slurm(
-        None,
-        "FAILED: exit code 9 on n1",
-        FailureClass.BAD_EXIT,
-        ExitCode(exit_code=9, state="FAILED", host="n1"),
-    ),
-    **{name: fixture(name) for name in ("duplicate-rank-2", "collective-mismatch-11")},
+    name: Case(**values)
+    for name, values in yaml.safe_load(Path(__file__).with_name("failed_runs.yaml").read_text()).items()
 }
 
 
@@ -161,9 +55,12 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for run, case in zip(sorted(study.runs, key=lambda run: run.repeat), CASES.values(), strict=True):
         left = leave_run(study, run, exit_code=case.exit_code, by=case.by, err=case.log, is_recorded=False)
         if case.failure:
-            write_json(left.path / FAILURES.format(0), {"time": 1.5, "findings": [case.failure.as_json()]})
+            write_json(left.path / FAILURES.format(0), {"time": 1.5, "findings": [case.failure]})
         if case.status:
-            end = end_of(left, study.cell_of(run.run_id), case.status)
+            (reason,) = read_findings([case.status["reason"]])
+            failure_class = FailureClass(case.status["failure_class"])
+            told = {"state": RunState.FAILED, "failure_class": failure_class, "exit_code": 1}
+            end = end_of(left, study.cell_of(run.run_id), Status(job_id="7", reasons=(reason,), **told))
             study.ledger.append([study.records()[run.run_id].ended(end)])
     with no_figure():
         bench("report", "ends", cwd=folder)

@@ -1,6 +1,9 @@
-"""Fixtures of the Slurm executor's tests."""
+"""Fixtures of the tests of jobs."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +35,23 @@ def scripted(running_cluster: Cluster, tmp_path: Path) -> Iterator[Callable[...,
     yield make
     for study in made:
         study.cancel_all()
+
+
+#: What torch needs.
+OF_TORCH = (
+    "torchgen functorch numpy numpy.libs sympy mpmath networkx jinja2 markupsafe filelock fsspec setuptools"
+)
+
+
+@pytest.fixture(scope="session")
+def plain_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The line that activates an environment with torch, but neither bench nor its dependencies."""
+    environment, links = (tmp_path_factory.mktemp(name) for name in ("environment", "links"))
+    words = [sys.executable, "-m", "venv", "--without-pip", str(environment)]
+    subprocess.run(words, check=True, timeout=120)
+    site = Path(find_spec("torch").origin).parents[1]
+    for name in ("torch", *OF_TORCH.split(), "typing_extensions.py"):
+        if (site / name).exists():
+            (links / name).symlink_to(site / name)
+    next(environment.glob("lib/python*/site-packages")).joinpath("torch.pth").write_text(f"{links}\n")
+    return f"source '{environment}/bin/activate'"

@@ -26,53 +26,8 @@ from tests.common import read_rows, write_program
 from tests.jobs.slurm_studies import Study, plan_study
 from tests.matrices import matrix, slurm, training
 
-_METRICS = {
-    "epoch": 1,
-    "steps": 5,
-    "samples": 40,
-    "train_loss": 0.5,
-    "epoch_time_sec": 0.4,
-    "throughput_samples_per_sec": 100,
-    "step_time_sec_median": 0.08,
-}
-_ENV = {
-    "joined": {"ranks": 2},
-    "world_size": 2,
-    "backend": "gloo",
-    "global_batch": 8,
-    "hosts": [{"host": "n1"}],
-    "transport": {"backend": "gloo", "interface": "eth0"},
-}
-_RANK = """\
-#!/bin/bash
-# Called as: python -m ddp_scaling_bench.train
-folder=$BENCH_RUN_DIR
-measure() {{
-  [ "$SLURM_PROCID" = 0 ] || return 0
-  printf '%s\\n' '{columns}' '{row}' >"$folder/metrics.csv"
-  printf '%s\\n' '{env}' >"$folder/env.json"
-  printf 'epoch\\n' | tee "$folder/ranks.csv" >"$folder/steps.csv"
-  (cd "$folder" && sha256sum metrics.csv ranks.csv steps.csv >SHA256SUMS)
-}}
-case $FAULT in
-  fine) measure ;;
-  time-limit | cancelled | crashed) sleep 300 & wait ;;
-  slurmd-killed | drained)
-    touch "$folder/begun-$SLURM_PROCID"
-    until [ -e "$folder/go" ]; do sleep 0.2; done
-    measure
-    ;;
-  requeued)
-    measure
-    if [ "$SLURM_RESTART_COUNT" = "" ]; then
-      [ "$SLURM_PROCID" = 0 ] && touch "$folder/probes.json"
-      sleep 300 & wait
-    fi
-    ;;
-  out-of-memory) [ "$SLURM_PROCID" = 0 ] && sleep 60; exec {python} -c 'b"x" * 600_000_000' ;;
-  killed) [ "$SLURM_PROCID" = 0 ] && sleep 60; sleep 0.5; kill -9 $$ ;;
-esac
-"""
+_METRICS = {"epoch": 1, "steps": 5, "samples": 40, "train_loss": 0.5, "epoch_time_sec": 0.4}
+_METRICS |= {"throughput_samples_per_sec": 100, "step_time_sec_median": 0.08}
 
 
 @dataclass
@@ -170,10 +125,11 @@ def fault_study(folder: Path, faults: Sequence[str], environment: Mapping[str, s
     """Plan a study with one run per fault."""
     programs = folder / "bin"
     programs.mkdir(parents=True)
-    row = ",".join(str(_METRICS.get(name, "")) for name in METRICS_COLUMNS)
-    rank = _RANK.format(
-        columns=",".join(METRICS_COLUMNS), row=row, env=json.dumps(_ENV), python=sys.executable
-    )
+    rank = Path(__file__).with_name("fault_rank.sh").read_text(encoding="utf-8")
+    values = ",".join(str(_METRICS.get(name, "")) for name in METRICS_COLUMNS)
+    names = {"COLUMNS": ",".join(METRICS_COLUMNS), "VALUES": values, "PYTHON": sys.executable}
+    for name, value in names.items():
+        rank = rank.replace(name, value)
     write_program(programs / "python", rank)
     text = matrix(
         "faults",  # the runs are side by side

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ import psutil
 from bench.jobs.engine import Engine
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
-from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.ledger import Record
 from bench.study.plan_json import PlannedStudy, open_study
@@ -26,8 +24,9 @@ from ddp_scaling_bench.records import METRICS_COLUMNS
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
+from tests.commands.command_line import Command
 from tests.common import run_program, write_program
-from tests.matrices import matrix, slurm
+from tests.matrices import matrix, planned_study, slurm
 
 #: The first act of each script.
 GATE = Path(__file__).parents[2].joinpath("slurm_templates/gate.j2").read_text(encoding="utf-8")
@@ -46,15 +45,6 @@ def add_modules(folder: Path, names: Iterable[str] = NAMES) -> None:
         path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"raise SystemExit('the module {name} of the user was imported')\n")
-
-
-class Command(subprocess.Popen[str]):
-    """A started command. A block that fails kills it, so that no failing test waits for it without end."""
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        if kind is not None:
-            self.kill()
-        super().__exit__(kind, *rest)
 
 
 @dataclass
@@ -77,11 +67,8 @@ class Study:
         planned, environment = self.planned, {**os.environ, **self.environment}
         return Engine(planned, SlurmScheduler(planned, slurm=Slurm(environment=environment)))
 
-    def command(self, *words: str) -> list[str]:
-        """Return the command ``bench WORDS``; the word STUDY is replaced by the folder."""
-        return [sys.executable, "-m", "bench", *self._given(words)]
-
     def _given(self, words: Sequence[str]) -> list[str]:
+        """Return the words; the word STUDY is replaced by the folder."""
         return [str(self.folder) if word == "STUDY" else word for word in words]
 
     def bench(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -90,23 +77,19 @@ class Study:
 
     def bench_process(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Call ``bench WORDS`` in a new process, as users do; benchmarks measure this."""
-        environment = {**os.environ, **self.environment}
-        return run_program(self.command(*words), env=environment)
+        return command_line.bench_process(*self._given(words), cwd=Path.cwd(), **self.environment)
 
     def start(self, *words: str) -> Command:
         """Start ``bench WORDS`` without waiting for it."""
-        return Command(
-            self.command(*words),
-            env={**os.environ, **self.environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            stdin=subprocess.DEVNULL,
-        )
+        return Command(*self._given(words), env=self.environment)
 
     def status(self) -> dict[str, Record]:
         """Return the present record of each run."""
         return self.engine.poll()
+
+    def states(self) -> dict[str, str]:
+        """Return the present state of each run."""
+        return {run_id: str(record.state) for run_id, record in self.status().items()}
 
     def record(self, run_id: str) -> Record:
         """Return the record of a run in the ledger; Slurm is not asked."""
@@ -144,13 +127,11 @@ class Study:
         return {job_id: name for job_id, name in jobs.items() if name.endswith(f".{key}")}
 
 
-def with_waiting_sbatch(study: Study, folder: Path) -> Study:
-    """Return a study whose sbatch waits, before it submits, until there is a file ``go`` in ``folder``."""
-    programs = folder / "bin"
-    programs.mkdir()
-    until = f'until [ "$1" != --parsable ] || [ -e {folder}/go ]; do sleep 0.1; done'
-    write_program(programs / "sbatch", f'#!/bin/bash\n{until}\nexec {shutil.which("sbatch")} "$@"\n')
-    return Study(study.folder, {**study.environment, "PATH": f"{programs}:{os.environ['PATH']}"})
+def with_sbatch(study: Study, folder: Path, text: str) -> Study:
+    """Return a study whose sbatch is a bash script with this text; {sbatch} is the real one."""
+    folder.joinpath("bin").mkdir()
+    write_program(folder / "bin/sbatch", "#!/bin/bash\n" + text.replace("{sbatch}", shutil.which("sbatch")))
+    return Study(study.folder, {**study.environment, "PATH": f"{folder}/bin:{os.environ['PATH']}"})
 
 
 @contextmanager
@@ -167,9 +148,7 @@ def submitted(study: Study, *options: str) -> Iterator[Study]:
 def plan_study(folder: Path, matrix: str, environment: Mapping[str, str]) -> Study:
     """Plan a matrix in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "matrix.yaml"
-    path.write_text(matrix)
-    return Study(write_plan(make_plan(path), folder / "results").path, environment)
+    return Study(planned_study(folder, matrix).folder.path, environment)
 
 
 def scripted_study(

@@ -18,10 +18,8 @@ import psutil
 import pytest
 
 from bench.jobs.commands import SubmittedCommands
-from bench.plan import make_plan, write_plan
-from bench.study.layout import StudyFolder
 from bench.study.ledger import Record
-from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.plan_json import PlannedStudy
 from bench.study.verify import verify_run
 from ddp_scaling_bench.measure.env_file import changed_script, script_sha256
 from ddp_scaling_bench.measure.node_counters import merge_nodes
@@ -29,7 +27,7 @@ from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.containers import wait_for
 from tests.commands import command_line
 from tests.common import read_rows, run_program
-from tests.matrices import command, matrix, slurm
+from tests.matrices import command, matrix, planned_study
 
 RATE = {"output": {"throughput": "rate ([0-9]+)"}}
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -53,8 +51,8 @@ def study(tmp_path, monkeypatch):
         cluster = {"executor": "local", "time_limit": limit}
         axes = {"tasks_per_node": [2], "launcher": ["own"]}  # torchrun's agent imports torch
         workload = command(words, **options)
-        Path("own.yaml").write_text(matrix("own", cluster=cluster, axes=axes, batch=8, workload=workload))
-        planned = open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
+        text = matrix("own", cluster=cluster, axes=axes, batch=8, workload=workload)
+        planned = planned_study(Path(), text)
         bench("submit", "own", cwd=root)
         return planned
 
@@ -105,17 +103,11 @@ def test_the_node_is_sampled_and_the_log_searched_after_a_command_without_the_re
     assert node["node"] == socket.gethostname()
     assert node["foreign_cpu_s"] >= 0
     assert [path.name for path in folder.path.glob("conditions*")] == ["conditions.json"]
-
-
-def test_a_node_that_cannot_be_sampled_is_stated_and_does_not_fail_the_run(tmp_path):
-    folder = RunFolder(tmp_path)
-    (tmp_path / "conditions.err").write_text("Traceback\nNo module named bench\n\n")
+    # A node that cannot be sampled is stated, and does not fail the run.
+    (folder.path / "conditions.err").write_text("Traceback\nNo module named bench\n\n")
     merge_nodes(folder)
-    assert json.loads(folder.conditions.read_text()) == {
-        "schema": 1,
-        "windows": [],
-        "not_sampled_because": "No module named bench",
-    }
+    shown = json.loads(folder.conditions.read_text())
+    assert shown == {"schema": 1, "windows": [], "not_sampled_because": "No module named bench"}
 
 
 def test_a_command_without_the_recorder_has_an_environment_and_its_script(study):
@@ -136,16 +128,15 @@ def test_a_command_without_the_recorder_has_an_environment_and_its_script(study)
     assert (outcomes["script"], outcomes["nodes"], outcomes["joined"]) == ("ok", "ok", "not measured")
 
 
+NO_SPEED = "no line of job.out or job.err matches the pattern of throughput, 'speed (.*)'"
+NO_SPEED += "; correct it: workload.metrics.output, or --pattern for logs"
+
+
 @pytest.mark.parametrize(
     ("words", "metrics", "reason"),
     [
         (["bash", "-c", 'echo "ValueError: planted" >&2; exit 3'], "none", "ValueError: planted"),
-        (
-            ["echo", "hello"],
-            {"output": {"throughput": "speed (.*)"}},
-            "no line of job.out or job.err matches the pattern of throughput, 'speed (.*)'; correct it: "
-            "workload.metrics.output, or --pattern for logs",
-        ),
+        (["echo", "hello"], {"output": {"throughput": "speed (.*)"}}, NO_SPEED),
     ],
 )
 def test_a_command_that_fails_or_does_not_print_its_metrics_has_failed(study, words, metrics, reason):
@@ -198,37 +189,6 @@ def test_an_unchanged_script_and_one_with_added_lines_end_in_the_same_report(tmp
     assert reports["gpt"]["comm_efficiency"] == ""  # what the script does not tell is not known
 
 
-def test_srun_and_torchrun_give_a_command_the_same_names(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    script = 'env | grep -E "^(RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|BENCH_GLOBAL_BATCH)=" | sort >"$1/env.$RANK"'
-    words = ["bash", "-c", f'{script}; echo "rate $2"', "bash", "{run_dir}", "{global_batch}"]
-    axes = {"nodes": [1], "tasks_per_node": [2], "launcher": ["srun", "torchrun"]}
-    workload = command(words, metrics=RATE)
-    Path("own.yaml").write_text(matrix("own", cluster=slurm(), axes=axes, batch=8, workload=workload))
-    folder = write_plan(make_plan(Path("own.yaml")), tmp_path / "results")
-    done = bench("submit", "own", "--wait", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    study = open_study(StudyFolder(folder.path))
-    names = {}
-    for run in study.runs:
-        path = study.folder.attempt(run.run_id, 1).path
-        names[run.cell_id] = [(path / f"env.{rank}").read_text().split() for rank in range(2)]
-        env, conditions = (json.loads((path / f"{name}.json").read_text()) for name in ("env", "conditions"))
-        (window,) = conditions["windows"]
-        assert [host["ranks_here"] for host in env["hosts"]] == [2]
-        assert [host["host"] for host in env["hosts"]] == [node["node"] for node in window["nodes"]]
-    done = bench("verify", "own", "--strict", cwd=tmp_path)
-    lines = [f"2 of 2 runs: {what} not measured" for what in ("joined", "trains together")]
-    assert (
-        done.returncode,
-        {"0 of 2 runs pass; 2 measured in part, without a failed check", *lines}
-        - {*done.stdout.splitlines()},
-    ) == (3, set())
-    srun, torchrun = names.values()
-    assert srun == torchrun
-    assert srun[1] == "BENCH_GLOBAL_BATCH=16 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 RANK=1 WORLD_SIZE=2".split()
-
-
 MATRIX = """\
 study: own
 cluster: {{executor: local, time_limit: 1m}}
@@ -249,8 +209,7 @@ def planned(tmp_path, monkeypatch):
 
     def plan(command: str) -> PlannedStudy:
         is_own = command.startswith(("torchrun", "accelerate"))
-        Path("own.yaml").write_text(MATRIX.format(command=command, launcher="own" if is_own else "torchrun"))
-        return open_study(write_plan(make_plan(Path("own.yaml")), Path("results")))
+        return planned_study(Path(), MATRIX.format(command=command, launcher="own" if is_own else "torchrun"))
 
     return plan
 
@@ -289,25 +248,26 @@ def test_the_script_is_the_first_word_that_is_a_file(planned, command, script):
     assert (found["script"], found["script_sha256"]) == (script, sha256 if script else None)
 
 
-def test_the_words_the_commit_and_changes_of_tracked_files_are_recorded(planned):
+def test_the_words_the_commit_and_changes_of_the_script_are_recorded(planned):
     study = planned("python train.py --batch {per_gpu_batch} --out {run_dir}")
+
+    def state() -> tuple[str | None, bool | None]:
+        found = described(study)
+        return found["git_commit"], found["git_dirty"]
+
     assert described(study)["words"] == ["python", "train.py", "--batch", "8", "--out", "{run_dir}"]
-    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
+    assert state() == (None, None)
     git("init", "-q")
-    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (None, None)
+    assert state() == (None, None)
     git("add", "train.py")
     git("commit", "-qm", "a")
     git("tag", "-am", "a", "v1")
     commit = git("rev-parse", "HEAD")
-    assert (described(study)["git_commit"], described(study)["git_dirty"]) == (commit, False)
-    Path("train.py").write_text("print('changed')\n")
-    assert described(study)["git_dirty"] is True
-
-
-def test_a_script_that_changed_after_the_submission_is_named(planned):
-    run = {"command": described(planned("python train.py"))}
+    assert state() == (commit, False)
+    run = {"command": described(study)}
     assert changed_script(run, script_sha256(run, ".")) is None
     Path("train.py").write_text("print('changed')\n")
+    assert state() == (commit, True)
     assert str(changed_script(run, script_sha256(run, "."))) == (
         "script-changed: train.py has changed since the submission: its SHA-256 was "
         f"{run['command']['script_sha256'][:12]}, and was {script_sha256(run, '.')[:12]} when the run started"

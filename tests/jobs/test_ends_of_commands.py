@@ -115,24 +115,22 @@ def leave_places(path: Path, places: list[tuple[int, str] | None], age_s: float)
     return RunFolder(path)
 
 
+LEFT, ENDED_FIRST = (LeftRank(1, "n2", 20),), HostRank(1, "n2")
+
+
 @pytest.mark.parametrize(
     ("known", "place", "expected"),
     [
-        ({"left": (LeftRank(1, "n2", 20),)}, (20, "closed"), "rank 1 on n2 left the loop after 20 steps: it"),
-        ({"ended": HostRank(1, "n2")}, (20, "closed"), "rank 1 on n1 closed its recorder after 20 steps"),
-        (
-            {"absent": (HostRank(1, "n2"),)},
-            (15, "step"),
-            "no report from rank 1 on n2: it ended or was killed",
-        ),
+        ({"left": LEFT}, (20, "closed"), "rank 1 on n2 left the loop after 20 steps: it"),
+        ({"ended": ENDED_FIRST}, (20, "closed"), "rank 1 on n1 closed its recorder after 20 steps"),
+        ({"absent": (ENDED_FIRST,)}, (15, "step"), "no report from rank 1 on n2: it ended or was killed"),
     ],
 )
 def test_a_lost_connection_names_the_rank_that_left_the_loop(tmp_path, known, place, expected):
     folder = leave_places(tmp_path, [(20, "step"), place], 60)
     write_json(tmp_path / FAILURES.format(0), {"time": 1.0, "findings": [LostConnection(**known).as_json()]})
-    folder.err.write_text(
-        "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1\n"
-    )
+    closed = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [::1]:1\n"
+    folder.err.write_text(closed)
     write_json(folder.end, NOTES["exit"])
     end = end_of(folder, COMMAND, None)
     assert expected in end.reasons[0].message

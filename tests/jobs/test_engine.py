@@ -18,7 +18,6 @@ from bench.jobs import engine as engine_module
 from bench.jobs.contract import Job, RefusedError, Scheduler, Status, UncertainError
 from bench.jobs.engine import Callbacks, Engine, QueueFullError
 from bench.jobs.slurm.pack import Pack, split
-from bench.plan import make_plan, write_plan
 from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, Ledger, Record, RunState, now
 from bench.study.plan_json import PlannedStudy, open_study
@@ -27,7 +26,7 @@ from bench.study.run_json import Attempt
 from ddp_scaling_bench.errors import BenchError, UnavailableError, unwritable
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import change_json
-from tests.matrices import command, matrix, slurm
+from tests.matrices import command, matrix, planned_study, slurm
 
 
 class Killed(BaseException):
@@ -119,11 +118,8 @@ class Queue(Scheduler):
         self.cancelled += ids
         for one in self.entries:
             if one.status.job_id in ids and one.status.state.active:
-                one.become(
-                    RunState.CANCELLED,
-                    failure_class=FailureClass.CANCELLED,
-                    reasons=(Said(text="was cancelled"),),
-                )
+                why = {"failure_class": FailureClass.CANCELLED, "reasons": (Said(text="was cancelled"),)}
+                one.become(RunState.CANCELLED, **why)
 
     def words(self, job: Job) -> str:
         return f"enqueue {job.script} {job.folder.path}"
@@ -203,9 +199,7 @@ class Lab:
 
 def plan(folder: Path, **sections: Any) -> PlannedStudy:
     usual = {"axes": {"tasks_per_node": [1]}, "workload": command("true"), "repeats": 3}
-    path = folder / "own.yaml"
-    path.write_text(matrix("own", **usual | sections))
-    return open_study(write_plan(make_plan(path), folder / "results"))
+    return planned_study(folder, matrix("own", **usual | sections))
 
 
 @pytest.fixture
@@ -291,12 +285,6 @@ def test_a_full_queue_returns_the_runs_that_are_left(lab):
     assert lab.states() == ["queued", "planned", "planned"]
 
 
-def test_a_lost_answer_is_looked_up_by_name(lab):
-    lab.queue.lost.append((UncertainError("no answer"), True))
-    assert lab.submit() == []
-    assert lab.jobs() == [("queued", n) for n in "123"]
-
-
 @pytest.mark.parametrize(("error", "attempt"), [(UncertainError, 2), (UnavailableError, 1)])
 def test_a_lost_answer_without_a_job_and_a_scheduler_that_is_away_stop_the_submission(lab, error, attempt):
     lab.queue.lost.append((error("no answer"), False))
@@ -304,7 +292,9 @@ def test_a_lost_answer_without_a_job_and_a_scheduler_that_is_away_stop_the_submi
         lab.submit()
     assert lab.queue.entries == []
     assert lab.states() == ["planned"] * 3
-    lab.submit()
+    lab.queue.lost.append((UncertainError("no answer"), True))  # this job exists, and is found by its name
+    assert lab.submit() == []
+    assert lab.jobs() == [("queued", n) for n in "123"]
     assert lab.attempts() == [attempt, 1, 1]
 
 
@@ -352,9 +342,8 @@ def test_an_attempt_without_a_line_is_read_from_its_folder_once_its_job_is_forgo
 
 def test_a_wrong_id_in_the_ledger_neither_loses_a_job_nor_ends_another(lab):
     lab.submit()
-    other = Entry(
-        Job(name="other", script=Path("x"), folder=lab.folder(0)), Status(job_id="91", state=RunState.RUNNING)
-    )
+    job = Job(name="other", script=Path("x"), folder=lab.folder(0))
+    other = Entry(job, Status(job_id="91", state=RunState.RUNNING))
     ledger = lab.study.folder.ledger
     ledger.write_text(ledger.read_text().replace('"job_id": "1"', '"job_id": "91"'))
     lab.queue.entries.append(other)
@@ -389,13 +378,10 @@ def test_a_forgotten_job_is_unknown_until_the_scheduler_or_the_folder_says_more(
     lab.queue.entries[1].is_purged = False
     lab.queue.entries[1].end(3)
     assert lab.states() == ["completed", "failed", "unknown"]
-
-
-def test_a_process_that_is_gone_without_an_end_has_failed(lab):
-    lab.submit()
-    lab.begin(0)
-    lab.queue.entries[0].become(RunState.UNKNOWN, settled=True)
-    record = lab.records()[0]
+    # A process that is gone without an end has failed.
+    lab.queue.entries[2].is_purged = False
+    lab.queue.entries[2].become(RunState.UNKNOWN, settled=True)
+    record = lab.records()[2]
     assert (record.state, record.failure_class) == (RunState.FAILED, FailureClass.KILLED)
 
 
@@ -556,8 +542,7 @@ def packs(tmp_path: Path, lab: Lab) -> Lab:
     cluster = slurm(partition={1: "short", 2: "long"}, exclusive={1: False, 2: True})
     axes, repeats = {"nodes": [1, 2], "tasks_per_node": [1]}, {1: 3, 2: 2}
     text = matrix("own", cluster=cluster, axes=axes, workload=command("true"), repeats=repeats, max_running=1)
-    (tmp_path / "packs.yaml").write_text(text)
-    study = open_study(write_plan(make_plan(tmp_path / "packs.yaml"), tmp_path / "packs"))
+    study = planned_study(tmp_path, text, results=tmp_path / "packs")
     return Lab(study, PackQueue(study))
 
 
@@ -568,9 +553,8 @@ def test_nothing_is_submitted_twice_if_the_second_pack_fails(packs, fault):
     with pytest.raises(Killed if isinstance(error, Killed) else BenchError) as caught:
         packs.submit(pack=True)
     if fault == "refused":
-        assert "(1 of 3 packs are submitted); run `bench submit --pack` again: it submits" in str(
-            caught.value
-        )
+        remedy = "run `bench submit --pack` again: it submits"
+        assert f"(1 of 3 packs are submitted); {remedy}" in str(caught.value)
     if fault == "full":
         assert len(caught.value.left) == 5 - len(packs.study.folder.pack(1).members.read_text().splitlines())
     packs.submit(pack=True)
@@ -658,8 +642,6 @@ def test_moved_linked_and_restored_studies_do_not_ask(lab, tmp_path):
     shutil.copytree(tmp_path / "backup", lab.study.folder.path)
     assert lab.submit() == []
     assert len(lab.queue.entries) == 3
-
-
-def test_a_plan_without_a_place_does_not_ask(lab):
+    # Nor does a plan without a place.
     change_json(lab.study.folder.plan_json, place=None)
     assert lab.submit() == []

@@ -16,16 +16,13 @@ from ddp_scaling_bench.measure.failures import (
 from ddp_scaling_bench.run_folder import RunFolder
 
 LOST = "bench: error: rank 0: lost the connection to another rank: it ended first, and its own message says why\n"
-SRUN = (
-    LOST
-    + """\
-srun: error: n2: task 1: Killed
+SRUN = f"""\
+{LOST}srun: error: n2: task 1: Killed
 srun: launch/slurm: _step_signal: Terminating StepId=11.0
 slurmstepd-n1: error: *** STEP 11.0 ON n1 CANCELLED AT 2026-11-20T20:42:05 ***
 srun: error: n1: task 0: Exited with exit code 1
 srun: Force Terminated StepId=11.0
 """
-)
 ENDED_BY_SLURM = """\
 srun: error: n1: task 0: Exited with exit code 1
 srun: launch/slurm: _step_signal: Terminating StepId=12.0
@@ -104,18 +101,15 @@ def test_a_rank_writes_only_its_first_failure_and_ignores_a_full_disk(tmp_path, 
     write_failures([RankFailed(text="nowhere")])
 
 
-@pytest.mark.parametrize(
-    ("own", "said"),
-    [
+def test_errors_of_a_rank_take_precedence_over_torchruns(tmp_path):
+    torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    for own, said in (
         ("", "rank 1 on n2 ended with exit code 7"),
         ("ValueError: the loss is nan\n", "ValueError: the loss is nan"),
         ("[rank1]: RuntimeError: boom\nbench: error: no such data\n", "no such data"),
-    ],
-)
-def test_errors_of_a_rank_take_precedence_over_torchruns(tmp_path, own, said):
-    torchruns = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
-    (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
-    assert messages(logged_error(RunFolder(tmp_path))) == said
+    ):
+        (tmp_path / "job.err").write_text(own + torchruns + TORCHRUN.format(code=7, name=""))
+        assert messages(logged_error(RunFolder(tmp_path))) == said
 
 
 def test_the_first_error_is_the_reason_however_much_the_other_ranks_print(tmp_path):
@@ -128,9 +122,7 @@ def test_the_first_error_is_the_reason_however_much_the_other_ranks_print(tmp_pa
     assert messages(logged_error(RunFolder(tmp_path))) == "the loss is NaN"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"exit_code": "3"}', '{"exit_code": true, "time": "soon"}']
-)
-def test_a_broken_end_json_is_ignored(tmp_path, text):
-    (tmp_path / "end.json").write_text(text)
-    assert Note.read(tmp_path / "end.json") == Note()
+def test_a_broken_end_json_is_ignored(tmp_path):
+    for text in ("", "{", "[]", "null", '{"exit_code": "3"}', '{"exit_code": true, "time": "soon"}'):
+        (tmp_path / "end.json").write_text(text)
+        assert Note.read(tmp_path / "end.json") == Note(), text

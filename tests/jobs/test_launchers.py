@@ -5,18 +5,19 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from bench.package import package_name
 from ddp_scaling_bench.cell_json import read_cell
-from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
 from tests.commands.command_line import is_reported
 from tests.common import read_rows
 from tests.jobs.slurm_studies import (
     MEASURE,
-    Study,
+    NAMES,
     add_modules,
     plan_study,
     run_id,
@@ -28,48 +29,60 @@ from tests.train.ranks import ROOT
 
 ETH0 = {"GLOO_SOCKET_IFNAME": "eth0"}
 
-MATRIX = matrix(
-    "launchers",
-    cluster=slurm(exclusive=False, time_limit="5m", env=ETH0),
-    axes={"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun"]},
-    batch=2,
-    include=[torchrun_cell(nodes=2, tasks_per_node=[2, 1], per_gpu_batch=2)],
-    workload=training(parameters="100k", **BARE | {"attribution_steps": 0}),
-)
 
-
-@pytest.fixture(scope="module")
-def study(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Execute one cell as a job, and the other in a pack, in a folder with modules of the user."""
-    folder = tmp_path_factory.mktemp("launchers")
-    add_modules(folder)
-    environment = {**running_cluster.environment, "PYTHONPATH": f".:{ROOT}"}
-    study = plan_study(folder, MATRIX, environment)
-    with contextlib.chdir(folder), submitted(study, "--only", "launcher=srun"), submitted(study, "--pack"):
+def test_every_run_of_either_launcher_passes_as_a_job_and_in_a_pack(
+    running_cluster: Cluster, tmp_path: Path, plain_torch: str, nothing_drawn: None
+) -> None:
+    """The jobs have torch, but not bench, and begin in a folder with modules of the user."""
+    add_modules(tmp_path, [*NAMES, "torch.py"])
+    setup = ["export PYTHONPATH=.", plain_torch]
+    text = matrix(
+        "launchers",
+        cluster=slurm(exclusive=False, time_limit="5m", setup=setup, env=ETH0),
+        axes={"nodes": [2], "tasks_per_node": [1], "backend": ["gloo"], "launcher": ["srun"]},
+        batch=2,
+        include=[torchrun_cell(nodes=2, tasks_per_node=[2, 1], per_gpu_batch=2)],
+        workload=training(parameters="100k", **BARE | {"attribution_steps": 0}),
+    )
+    study = plan_study(tmp_path, text, running_cluster.environment)
+    with contextlib.chdir(tmp_path), submitted(study, "--only", "launcher=srun"), submitted(study, "--pack"):
         done = study.bench("submit", "STUDY", "--wait")
         assert done.stderr.splitlines()[-2] == "study launchers: 2 completed", done.stderr
-        runs = study.status()
+        folders = {name: study.attempt(name) for name in study.status()}
         wait_for(
-            lambda: all(study.attempt(run).sacct_summary.is_file() for run in runs), what="the accounting"
+            lambda: all(folder.sacct_summary.is_file() for folder in folders.values()), what="the accounting"
         )
-        yield study
-
-
-def test_every_run_of_either_launcher_passes_as_a_job_and_in_a_pack(study, nothing_drawn):
+        runs = study.status()
     verified = study.bench("verify", "STUDY")
     assert verified.stdout.splitlines()[-1] == "2 of 2 runs pass", verified.stdout
-    alone, packed = (study.attempt(name) for name in study.status())
-    names, others = ({path.name for path in folder.path.iterdir()} for folder in (alone, packed))
+    names, others = ({path.name for path in folder.path.iterdir()} for folder in folders.values())
     assert others == names | {"pack_end.json", "heartbeat.2.json"}  # it has three ranks
-    for folder in (alone, packed):
-        hosts = [host["host"] for host in json.loads(folder.env.read_text())["hosts"]]
-        (window,) = json.loads(folder.conditions.read_text())["windows"]
-        assert [node["node"] for node in window["nodes"]] == hosts
     assert is_reported(study.bench("report", "STUDY"))
-    runs = read_rows(study.folder / "report/runs.csv")
-    assert [(row["allocation"], row["allocation_id"]) for row in runs] == [
-        (kind, study.record(row["run_id"]).job_id) for kind, row in zip(("job", "pack"), runs, strict=True)
+    rows = read_rows(study.folder / "report/runs.csv")
+    assert [(row["allocation"], row["allocation_id"]) for row in rows] == [
+        (kind, study.record(row["run_id"]).job_id) for kind, row in zip(("job", "pack"), rows, strict=True)
     ]
+    # The ranks join on the allocated hosts and report them.
+    for name, run in runs.items():
+        folder, env = folders[name], json.loads(folders[name].env.read_text())
+        hosts, content, cell = env["hosts"], study.run_json(name), read_cell(folder.path)
+        assert env["package"] == package_name()
+        (window,) = json.loads(folder.conditions.read_text())["windows"]
+        assert [node["node"] for node in window["nodes"]] == [host["host"] for host in hosts]
+        asked = ["sacct", "-nXPj", run.job_id, "-o", "State,NodeList"]
+        state, nodes = running_cluster.run(asked).stdout.strip().split("|")
+        given = running_cluster.run(["scontrol", "show", "hostnames", nodes]).stdout.split()
+        assert (state, [host["host"] for host in hosts]) == ("COMPLETED", given)
+        counts, ranks = cell.tasks_per_node, cell.world_size
+        per_node = counts if isinstance(counts, list) else [counts] * len(given)
+        assert [host["ranks_here"] for host in hosts] == per_node
+        assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
+        assert content["submitted_at"][:19] <= run.end.started_at <= run.end.ended_at
+        steps = [line.split()[0] for line in folder.sacct_summary.read_text().splitlines()[1:]]
+        if content["allocation"]["kind"] == "job":
+            assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
+        said = folder.out.read_text() + folder.err.read_text()
+        assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
 
 
 #: Ranks that meet where a process group would, without torch.
@@ -125,32 +138,14 @@ def test_a_command_starts_its_own_ranks(per, tasks, tmp_path, running_cluster):
         assert (packed.returncode, "omit --pack" in packed.stderr) == (2, True)
     with submitted(study, "--wait"):
         ((name, run),) = study.status().items()
-        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
+        folder = study.attempt(name)
         assert run.state == "completed", folder.err.read_text()
         assert folder.out.read_text().count("a rank\n") == 2 * tasks
-
-
-def test_the_ranks_join_on_the_allocated_hosts_and_report_them(study, running_cluster):
-    for name, run in study.status().items():
-        folder = RunFolder(study.folder / f"runs/{name}/attempt-1")
-        env, content = json.loads(folder.env.read_text()), study.run_json(name)
-        cell = read_cell(folder.path)
-        asked = ["sacct", "-nXPj", run.job_id, "-o", "State,NodeList"]
-        state, nodes = running_cluster.run(asked).stdout.strip().split("|")
-        given = running_cluster.run(["scontrol", "show", "hostnames", nodes]).stdout.split()
-        assert state == "COMPLETED"
-        assert [host["host"] for host in env["hosts"]] == given
-        counts = cell.tasks_per_node
-        per_node = counts if isinstance(counts, list) else [counts] * len(given)
-        assert [host["ranks_here"] for host in env["hosts"]] == per_node
-        ranks = cell.world_size
-        assert (env["joined"]["ranks"], env["joined"]["expected"]) == (ranks, ranks)
-        assert content["submitted_at"][:19] <= run.end.started_at <= run.end.ended_at
-        steps = [line.split()[0] for line in folder.sacct_summary.read_text().splitlines()[1:]]
-        if content["allocation"]["kind"] == "job":
-            assert steps == [run.job_id, f"{run.job_id}.batch", f"{run.job_id}.0"]
-        said = folder.out.read_text() + folder.err.read_text()
-        assert re.search(rf"\b{ranks}/{ranks} ranks? joined", said), said
+    # By hand, without a run's folder: the script finds the package beside itself.
+    script, outputs = study.planned.script(study.planned.cell_of(name).cell_id), ["-ohand.out", "-ehand.err"]
+    done = running_cluster.run(["sbatch", "--wait", *outputs, script], cwd=tmp_path, check=False)
+    said = (tmp_path / "hand.err").read_text()
+    assert (done.returncode, "package" in said) == (0, False), said
 
 
 #: A program without an end, of which each rank notes SIGTERM; rank 0 writes what a recorder does after the windows.
@@ -238,30 +233,17 @@ def test_options_of_a_site_reach_slurm(site, tmp_path):
     assert site.run(["squeue", "-ht", "all", "-j", job_id, "-o", "%v"]).stdout.strip() == "tonight"
     assert "gres/gpu=2" in tres
     assert node in ("n3", "n4")
-    assert (
-        f"devices 0,1 on {node}" in RunFolder(study.folder / f"runs/{run.run_id}/attempt-1").out.read_text()
-    )
-
-
-def push_out(study: Study, cluster: Cluster) -> None:
-    """Execute the first run on a whole node, and preempt it by a job of a higher partition."""
-    assert study.bench("submit", "STUDY").returncode == 0
-    begun = study.folder / f"runs/{run_id(1)}/attempt-1/begun"
-    wait_for(begun.exists, what="the job that is pushed out")
-    cluster.run(
-        ["sbatch", "-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
-    )
-
-
-WHOLE_NODE = "#SBATCH -w n4 --exclusive\n"
-LONG = 'touch "$1/begun"; sleep 300'
+    assert f"devices 0,1 on {node}" in study.attempt(run.run_id).out.read_text()
 
 
 def test_a_preempted_and_requeued_job_is_queued_with_the_reason(cluster, tmp_path):
     """The scripts forbid requeueing, but a site's sbatch filter may allow it."""
-    body = f"{WHOLE_NODE}#SBATCH --requeue\n{LONG}"
+    body = '#SBATCH -w n4 --exclusive\n#SBATCH --requeue\ntouch "$1/begun"; sleep 300'
     study = scripted_study(tmp_path, [body], cluster.environment, name="requeued")
-    push_out(study, cluster)
+    assert study.bench("submit", "STUDY").returncode == 0
+    wait_for((study.attempt(run_id(1)).path / "begun").exists, what="the job that is pushed out")
+    preempting = ["-p", "urgent", "-w", "n4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 60"]
+    cluster.run(["sbatch", *preempting])
     wait_for(lambda: study.status()[run_id(1)].state == "queued", what="its return")
     run = study.status()[run_id(1)]
     assert run.job_id == study.record(run_id(1)).job_id

@@ -16,15 +16,14 @@ import pytest
 
 from bench.jobs.contract import Job
 from bench.jobs.local import LocalScheduler, process_id
-from bench.plan import make_plan, write_plan
 from bench.study.ledger import Record, RunState
-from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import next_attempt
 from ddp_scaling_bench.cell_json import read_cell
 from tests.cluster.containers import wait_for
-from tests.commands.command_line import bench
+from tests.commands.command_line import Command, bench
 from tests.common import run_program, write_program
-from tests.matrices import BARE, command, matrix, training
+from tests.matrices import BARE, command, matrix, planned_study, training
 
 #: A process in a session of its own, as ranks are, which ignores SIGTERM.
 STUBBORN = "(trap '' TERM; exec setsid sleep 4242) &"
@@ -35,11 +34,10 @@ def planned(folder: Path, ranks=(1, 2), *, steps=4, limit="2m", **cluster: Any) 
     """Plan a study of tiny runs in a folder with an awkward name."""
     root = folder / "it's a folder"
     root.mkdir(exist_ok=True)
-    path = root / "tiny.yaml"
     cluster = {"executor": "local", "time_limit": limit, **cluster}
     workload = training(parameters="20k", **BARE | {"steps_per_epoch": steps, "epochs": 2, "val_steps": 1})
-    path.write_text(matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload))
-    return open_study(write_plan(make_plan(path), root / "results"))
+    text = matrix(cluster=cluster, axes={"tasks_per_node": [*ranks]}, workload=workload)
+    return planned_study(root, text)
 
 
 Jobs = Callable[..., tuple[LocalScheduler, Job]]
@@ -180,20 +178,13 @@ def states(study: PlannedStudy) -> dict[str, str]:
     return {run["run_id"]: run["state"] for run in json.loads(done.stdout)["runs"]}
 
 
-def submission(study: PlannedStudy) -> subprocess.Popen:
-    """Start `bench submit`."""
-    words = [sys.executable, "-m", "bench", "submit", str(study.folder.path)]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-
-
 def commands(folder: Path, words: str, *, ranks: int = 1, repeats: int = 1, **cluster: Any) -> PlannedStudy:
     """Plan a study of a shell command: torchrun starts several ranks, a script a single process."""
     cluster = {"executor": "local", "time_limit": "2m", **cluster}
     axes = {"tasks_per_node": [ranks], "launcher": ["torchrun" if ranks > 1 else "own"]}
     workload = command(["bash", "-c", words, "bash", "{run_dir}"])
-    path = folder / "own.yaml"
-    path.write_text(matrix("own", cluster=cluster, axes=axes, workload=workload, repeats=repeats))
-    return open_study(write_plan(make_plan(path), folder / "results"))
+    text = matrix("own", cluster=cluster, axes=axes, workload=workload, repeats=repeats)
+    return planned_study(folder, text)
 
 
 def test_a_script_is_executed_by_hand(tmp_path):
@@ -226,7 +217,7 @@ def test_a_line_of_a_script_decides_what_runs(tmp_path):
 def test_a_run_goes_on_without_its_bench_submit_and_is_not_started_again(tmp_path):
     study = commands(tmp_path, f'touch "$1/begun"; until [ -e {tmp_path}/go ]; do sleep 0.1; done', repeats=2)
     first, second = (run.run_id for run in study.runs)
-    with submission(study) as process:
+    with Command("submit", str(study.folder.path)) as process:
         wait_for((study.folder.attempt(first, 1).path / "begun").exists, what="the first run")
         process.kill()
     assert states(study) == {first: "running", second: "planned"}

@@ -1,23 +1,19 @@
 """Packs on a real cluster: many runs in 1 job, and all ways in which runs and job can end."""
 
 import json
-import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from bench.jobs.slurm.pack import first_host
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import write_program
-from tests.jobs.slurm_studies import MEASURE, Study, plan_study, scripted_study, submitted
+from tests.jobs.slurm_studies import MEASURE, Study, plan_study, scripted_study, submitted, with_sbatch
 from tests.matrices import matrix
 
 
@@ -35,29 +31,22 @@ def overrun(running_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) 
         yield study
 
 
-def _states(study: Study) -> dict[str, str]:
-    return {run_id: str(run.state) for run_id, run in study.status().items()}
-
-
 def _wait_for_states(study: Study, counts: dict[str, int]) -> None:
-    wait_for(lambda: Counter(_states(study).values()) == counts, what=f"runs {counts}")
+    wait_for(lambda: Counter(study.states().values()) == counts, what=f"runs {counts}")
 
 
 def _wait_for_end(study: Study) -> None:
     active = ("queued", "running", "unknown")
     wait_for(
-        lambda: not any(state in active for state in _states(study).values()), what="the end of all runs"
+        lambda: not any(state in active for state in study.states().values()), what="the end of all runs"
     )
 
 
-@pytest.mark.parametrize(("nodes", "hosts"), [(1, 4), (2, 4), (3, 4), (4, 4), (2, 5), (5, 8), (1, 1)])
-def test_over_the_repeats_every_size_uses_every_node_equally_often(nodes, hosts):
-    used = Counter(
-        (first_host(seed=7, nodes=nodes, repeat=repeat, hosts=hosts) + i) % hosts
-        for repeat in range(1, hosts + 1)
-        for i in range(nodes)
-    )
-    assert used == dict.fromkeys(range(hosts), nodes)
+def test_over_the_repeats_every_size_uses_every_node_equally_often():
+    for nodes, hosts in ((1, 4), (2, 4), (3, 4), (4, 4), (2, 5), (5, 8), (1, 1)):
+        firsts = [first_host(seed=7, nodes=nodes, repeat=r, hosts=hosts) for r in range(1, hosts + 1)]
+        used = Counter((first + i) % hosts for first in firsts for i in range(nodes))
+        assert used == dict.fromkeys(range(hosts), nodes)
 
 
 def test_each_repeat_runs_on_other_nodes_of_the_same_job_and_sees_only_those(
@@ -102,10 +91,8 @@ def test_what_a_pack_would_do_is_shown_and_its_cost_is_checked(scripted, running
     wanted |= {f"n2x1-gloo-srun-b1-r{r}": "on nodes 1,2 of 2" for r in (1, 2)}
     assert {run: nodes for _, run, nodes in shown} == wanted
     assert done.stdout.splitlines()[-1] == "4 of 4 runs would be started, in 1 job"
-    assert (
-        done.stderr
-        == "1 job: 4 runs in 1 pack (up to 2 nodes for 8 min), at most 0.2667 node-hours, no GPU\n"
-    )
+    cost = "1 job: 4 runs in 1 pack (up to 2 nodes for 8 min), at most 0.2667 node-hours, no GPU"
+    assert done.stderr == f"{cost}\n"
     assert not (folder / "packs").exists()
     assert not (folder / "ledger.jsonl").exists()
     done = study.bench("submit", "STUDY", "--pack", "--max-queued", "2")
@@ -137,14 +124,6 @@ def test_a_pack_that_slurm_rejects_is_an_error_and_leaves_nothing(scripted):
     assert not (study.folder / "ledger.jsonl").exists()
 
 
-def sbatch_that_kills(study: Study, folder: Path, name: str) -> Study:
-    """Return a study whose sbatch kills `bench submit` instead of submitting the job ``name``."""
-    (folder / "bin").mkdir()
-    kills = f'case " $* " in *--test-only*) ;; *"--job-name={name}."*) kill -9 "$PPID"; exit 1 ;; esac'
-    write_program(folder / "bin/sbatch", f'#!/bin/bash\n{kills}\nexec {shutil.which("sbatch")} "$@"\n')
-    return Study(study.folder, {**study.environment, "PATH": f"{folder}/bin:{os.environ['PATH']}"})
-
-
 def test_packs_end_where_a_partition_or_its_limit_ends_and_none_is_submitted_twice(scripted, tmp_path):
     where = {1: "short", 2: "l40s"}  # partition short: at most five minutes on one node
     study = scripted(MEASURE, nodes=(1, 2), repeats=3, partition=where, max_running=1)
@@ -157,44 +136,53 @@ def test_packs_end_where_a_partition_or_its_limit_ends_and_none_is_submitted_twi
     ]
     assert done.stdout.splitlines()[-1] == "6 of 6 runs would be started, in 3 jobs"
     assert "3 jobs: 6 runs in 3 packs (up to 2 nodes for 6 min), at most 0.3 node-hours" in done.stderr
-    killed = sbatch_that_kills(study, tmp_path, "scripted.pack.a2").bench_process("submit", "STUDY", "--pack")
-    assert killed.returncode == -signal.SIGKILL
+    # An sbatch that kills `bench submit` instead of submitting the second pack.
+    second = (
+        'case " $* " in *--test-only*) ;; *"--job-name=scripted.pack.a2."*) kill -9 "$PPID"; exit 1 ;; esac'
+    )
+    deadly = with_sbatch(study, tmp_path, f'{second}\nexec {{sbatch}} "$@"\n')
+    with deadly.start("submit", "STUDY", "--pack") as killed:
+        assert killed.wait(280) == -signal.SIGKILL
     assert len(study.job_ids()) == 1
     done = study.bench("submit", "STUDY", "--pack", "--wait")
     assert done.returncode == 0, done.stderr
-    assert set(_states(study).values()) == {"completed"}
+    assert set(study.states().values()) == {"completed"}
     assert len(study.job_ids()) == 3
     jobs = Counter(record.job_id for record in study.planned.records().values())
     assert sorted(jobs.values()) == [1, 2, 3]
 
 
 STEP = 'srun -N1 -n1 -J "$BENCH_STEP_NAME"'
+#: The scripts of runs, and their expected ends.
 ENDS = {
-    "measured": f"{STEP} true; {MEASURE}",
-    "bad-exit": "echo 'ValueError: the loss is nan' >&2; exit 3",
-    "over-its-limit": f"{STEP} sleep 60 & wait",
-    "killed, its step alive": f"{STEP} sleep 60 & sleep 1; kill -9 $$",
-    "after": f"{STEP} true; {MEASURE}",
-}
-EXPECTED = {
-    "measured": ("completed", None, 0, ""),
-    "bad-exit": ("failed", "bad-exit", 3, "ValueError: the loss is nan; FAILED: exit code 3"),
-    "over-its-limit": ("failed", "time-limit", None, "TIMEOUT: reached its time limit"),
-    "killed, its step alive": ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL"),
-    "after": ("completed", None, 0, ""),
+    "measured": (f"{STEP} true; {MEASURE}", ("completed", None, 0, "")),
+    "bad-exit": (
+        "echo 'ValueError: the loss is nan' >&2; exit 3",
+        ("failed", "bad-exit", 3, "ValueError: the loss is nan; FAILED: exit code 3"),
+    ),
+    "over-its-limit": (
+        f"{STEP} sleep 60 & wait",
+        ("failed", "time-limit", None, "TIMEOUT: reached its time limit"),
+    ),
+    "killed, its step alive": (
+        f"{STEP} sleep 60 & sleep 1; kill -9 $$",
+        ("failed", "killed", 137, "FAILED: the script was ended by SIGKILL"),
+    ),
+    "after": (f"{STEP} true; {MEASURE}", ("completed", None, 0, "")),
 }
 
 
 def test_a_failed_run_does_not_end_others(scripted, running_cluster):
-    study = scripted(*ENDS.values(), time_limit="10s")
+    study = scripted(*(body for body, _ in ENDS.values()), time_limit="10s")
     names = dict(zip(_in_order(study, *(f"b{i}" for i in range(1, len(ENDS) + 1))), ENDS, strict=True))
     assert study.bench("submit", "STUDY", "--pack").returncode == 0
     _wait_for_end(study)
     shown = study.status()
-    assert {
+    ends = {
         names[run_id]: (run.state, run.failure_class, run.exit_code, run.reason)
         for run_id, run in shown.items()
-    } == EXPECTED
+    }
+    assert ends == {name: end for name, (_, end) in ENDS.items()}
     (job,) = study.job_ids()
     assert {run.job_id for run in shown.values()} == {job}
     verified = study.bench("verify", job, "--results", str(study.folder.parent), "--json")
@@ -243,9 +231,8 @@ def test_bench_cancel_ends_whole_packs_only(scripted, running_cluster):
         shown = study.status()
         states = [(shown[run].state, shown[run].reason) for run in (first, running, waiting)]
         assert states == [("completed", ""), by, by]
-    assert (
-        study.bench("submit", "STUDY", "--dry-run").stdout.splitlines()[-1] == "2 of 3 runs would be started"
-    )
+    dry = study.bench("submit", "STUDY", "--dry-run").stdout
+    assert dry.splitlines()[-1] == "2 of 3 runs would be started"
 
 
 def _in_order(study: Study, *batches: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Variables of `cluster.env_from` reach every rank, and nothing holds their values."""
+"""What reaches the ranks of a command: variables of `cluster.env_from`, which nothing holds, names, and modules."""
 
 import contextlib
 import json
@@ -10,53 +10,79 @@ from typing import Any
 
 import pytest
 
-from bench.study.layout import StudyFolder
-from bench.study.plan_json import open_study
-from bench.study.verify import verify_run
-from tests.commands.command_line import bench
+from tests.analysis.figures import no_figure
+from tests.commands.command_line import bench, is_reported
 from tests.common import run_program, write_cell
 from tests.jobs.slurm_studies import add_modules, plan_study, submitted
 from tests.matrices import BARE, command, matrix, slurm, training
 from tests.train.ranks import ROOT
 
 VALUE = "qzv it's"
-#: Each rank says whether it has the value; none prints it. It notes the words of all processes, as in ps.
+#: Each rank says whether it has the value; none prints it. It notes the words of all processes, as in ps, and the
+#: variables of a rank. It imports a module beside it.
 RANK = f"""\
 import os, pathlib, subprocess, sys
+import neighbour
 words = subprocess.run(["ps", "-eo", "args"], capture_output=True).stdout
 passed = os.environ.get("HF_TOKEN", "") == chr(113) + {VALUE[1:]!r}
 name = f"rank-{{os.environ.get('RANK') or os.environ['NODE_RANK']}}"
-pathlib.Path(sys.argv[1], name).write_text(f"{{passed}} {{b'q' + b'zv' in words}}")
+names = "BENCH_GLOBAL_BATCH LOCAL_RANK LOCAL_WORLD_SIZE RANK WORLD_SIZE".split()
+print("rate", neighbour.RATE)
+given = [f"{{name}}={{os.environ.get(name)}}" for name in names]
+pathlib.Path(sys.argv[1], name).write_text(" ".join([f"{{passed}} {{b'q' + b'zv' in words}}", *given]))
 """
+RATE = {"output": {"throughput": "rate ([0-9]+)"}}
 #: Jobs find the interpreter of the tests.
 PATH = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def text_of(folder: Path, cluster: dict[str, Any], **axes: Any) -> str:
     (folder / "rank.py").write_text(RANK)
+    (folder / "neighbour.py").write_text("RATE = 8\n")
     words = ["python", f"{folder}/rank.py", "{run_dir}"]
     own = {**cluster, "env_from": ["HF_TOKEN"]}
-    return matrix("passed", cluster=own, axes=axes, batch=2, workload=command(words))
+    return matrix("passed", cluster=own, axes=axes, batch=2, workload=command(words, metrics=RATE))
 
 
-def check(folder: Path, *, ranks: int) -> None:
-    """Check that all ranks had the value, and that it is in no file of the study and in no report."""
-    answers = [path.read_text() for path in folder.glob("runs/*/*/rank-*")]
-    assert answers == ["True False"] * ranks
-    assert bench("report", str(folder), cwd=folder).returncode == 1, "no run has a throughput"
+def check(folder: Path, *, ranks: int) -> list[str]:
+    """Check that all ranks had the value, and that it is in no file of the study and in no report.
+
+    Return the names of each rank.
+    """
+    answers = [path.read_text().split(" ", 2) for path in sorted(folder.glob("runs/*/*/rank-*"))]
+    assert [one[:2] for one in answers] == [["True", "False"]] * ranks
+    with no_figure():
+        assert is_reported(bench("report", str(folder), cwd=folder))
     assert [path for path in folder.rglob("*") if path.is_file() and b"qzv" in path.read_bytes()] == []
+    return [names for *_, names in answers]
 
 
 @pytest.mark.parametrize(("launcher", "nodes", "pack"), [("srun", 2, False), ("torchrun", 1, True)])
-def test_a_variable_reaches_the_ranks_of_a_job(cluster, tmp_path, launcher, nodes, pack):
+def test_the_ranks_of_a_job_get_variables_names_and_their_modules(cluster, tmp_path, launcher, nodes, pack):
     section = slurm(time_limit="5m")
     text = text_of(tmp_path, section, nodes=[nodes], tasks_per_node=[2], launcher=[launcher])
-    add_modules(tmp_path)  # which torchrun's agent does not import
+    add_modules(tmp_path)  # which neither bench nor torchrun's agent imports
     # A site can keep variables from jobs.
     own = {"HF_TOKEN": VALUE, "SBATCH_EXPORT": "NONE", "PYTHONPATH": f".:{ROOT}"}
     study = plan_study(tmp_path, text, {**cluster.environment, **own})
     with contextlib.chdir(tmp_path), submitted(study, "--wait", *["--pack"] * pack):
-        check(study.folder, ranks=2 * nodes)
+        assert check(study.folder, ranks=2 * nodes) == [
+            f"BENCH_GLOBAL_BATCH={4 * nodes} LOCAL_RANK={rank % 2} LOCAL_WORLD_SIZE=2 RANK={rank} "
+            f"WORLD_SIZE={2 * nodes}"
+            for rank in range(2 * nodes)
+        ]
+        ((run_id, _),) = study.status().items()
+        env, conditions = (
+            json.loads(file.read_text())
+            for file in (study.attempt(run_id).env, study.attempt(run_id).conditions)
+        )
+        (window,) = conditions["windows"]
+        assert [host["ranks_here"] for host in env["hosts"]] == [2] * nodes
+        assert [host["host"] for host in env["hosts"]] == [node["node"] for node in window["nodes"]]
+        verified = study.bench("verify", "STUDY", "--strict")
+    lines = {f"1 of 1 runs: {what} not measured" for what in ("joined", "trains together")}
+    lines.add("0 of 1 runs pass; 1 measured in part, without a failed check")
+    assert (verified.returncode, lines - {*verified.stdout.splitlines()}) == (3, set())
 
 
 def test_a_variable_reaches_the_ranks_on_this_machine_and_is_required_only_at_submit(tmp_path):
@@ -88,13 +114,6 @@ def test_a_variable_reaches_the_ranks_on_hosts(running_cluster, tmp_path, monkey
 STANDARD = ("json.py", "typing.py", "pathlib.py", "re.py", "numpy/__init__.py")
 #: Values of PYTHONPATH that put the current folder on the import path; {} is this folder.
 PATHS = ["{}:", ":/nowhere"]
-COMMAND = command("python plain.py", metrics={"output": {"step_time": "took ([0-9.]+)"}})
-#: A command that imports its neighbour.
-PLAIN = """\
-import neighbour
-for number in range(4):
-    print(f"took {neighbour.SECONDS}")
-"""
 #: A command with the recorder, between two imports of its own module `bench`.
 RECORDED = """\
 import bench, torch
@@ -112,8 +131,6 @@ with Recorder(model, warmup_steps=3, steps_per_epoch=4, attribution_steps=2, epo
 @pytest.fixture
 def folder(tmp_path) -> Path:
     add_modules(tmp_path)
-    (tmp_path / "neighbour.py").write_text("SECONDS = 0.5\n")
-    (tmp_path / "plain.py").write_text(PLAIN)
     return tmp_path
 
 
@@ -152,17 +169,3 @@ def test_the_recorder_works_beside_a_module_of_the_user_named_bench(server, tmp_
     write_cell(tmp_path, warmup_steps=3, steps_per_epoch=4, attribution_steps=2, epochs=1)
     done = server.start(tmp_path, [{"BENCH_RUN_DIR": str(tmp_path)}], "script", [str(script)]).finish()
     assert [row["steps"] for row in done.succeeded().table("metrics")] == ["4"]
-
-
-@pytest.mark.cluster
-def test_a_command_of_a_job_imports_its_neighbours_and_bench_does_not(folder, cluster):
-    axes = {"nodes": [1], "tasks_per_node": [1], "launcher": ["srun"]}
-    text = matrix("own", cluster=slurm(exclusive=False), axes=axes, workload=COMMAND)
-    (folder / "own.yaml").write_text(text)
-    for words in (["plan", "own.yaml"], ["submit", "own", "--wait"]):
-        done = run(folder, "-m", "ddp_scaling_bench", *words, **cluster.environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-    planned = open_study(StudyFolder(folder / "results/own"))
-    ((run_id, record),) = planned.records().items()
-    attempt = planned.run_folder(record)
-    assert verify_run(attempt, record, planned.cell_of(run_id)).failures == [], attempt.err.read_text()

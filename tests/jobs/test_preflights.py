@@ -38,18 +38,12 @@ def test_a_node_with_a_slow_link_is_found_and_the_next_call_measures_again(clust
     write_program(python, PYTHON % {"python": shlex.quote(sys.executable), "program": program})
     path = f"PATH={shlex.quote(str(python.parent))}:$PATH"
     axes = {"nodes": [1, 3], "tasks_per_node": [1], "backend": ["gloo"]}
-    text = matrix(
-        "nodes",
-        cluster=slurm(exclude="n4", setup=[path], mem="800M", partition={1: "short", 3: "l40s"}),
-        axes=axes,
-    )
+    cluster_of = {"exclude": "n4", "setup": [path], "mem": "800M", "partition": {1: "short", 3: "l40s"}}
+    text = matrix("nodes", cluster=slurm(**cluster_of), axes=axes)
     (tmp_path / "nodes.yaml").write_text(text)
-    cluster.link("80mbit", nodes=["n3"])
-    try:
-        words = ("preflight", "nodes.yaml", "--threshold", "0.5")
+    words = ("preflight", "nodes.yaml", "--threshold", "0.5")
+    with cluster.linked("80mbit", nodes=["n3"]):
         first = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
-    finally:
-        cluster.link(None)
     write_program(python, "#!/bin/bash\nexit 9\n")
     second = command_line.bench(*words, cwd=tmp_path, **cluster.environment)
     assert first.returncode == 1, first.stderr

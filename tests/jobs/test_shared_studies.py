@@ -5,12 +5,10 @@ Several users, restored and copied studies, wrong digits in the ledger, jobs tha
 
 import json
 import os
-import pickle
-import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,13 +17,12 @@ import pytest
 from tests.cluster.bed import Cluster
 from tests.cluster.configuration import ACCOUNT
 from tests.cluster.containers import wait_for
-from tests.common import write_program
-from tests.jobs.slurm_studies import Study, plan_study
+from tests.common import NOBODY, in_fork, write_program
+from tests.jobs.slurm_studies import Study, plan_study, with_sbatch
 from tests.matrices import command, matrix, slurm
 
-NOBODY = 65534
 #: An sbatch that kills bench after Slurm has accepted the job.
-DEADLY = """#!/bin/bash
+DEADLY = """\
 case " $* " in *" --test-only "*) exec {sbatch} "$@" ;; esac
 {sbatch} "$@" >/dev/null
 kill -9 "$PPID"
@@ -59,49 +56,31 @@ def starts(folder: Path) -> Counter[str]:
     return Counter(lines.read_text().splitlines()) if lines.exists() else Counter()
 
 
-def states(study: Study) -> list[str]:
-    return [str(record.state) for record in study.status().values()]
-
-
 def all_running(study: Study) -> bool:
-    return set(states(study)) == {"running"}
+    return set(study.states().values()) == {"running"}
 
 
-def as_nobody(call: Callable[[], subprocess.CompletedProcess[str]]) -> subprocess.CompletedProcess[str]:
-    """Return the result of ``call`` in a child process that belongs to another user."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
-            os.write(writer, pickle.dumps(call()))
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as stream:
-        content = stream.read()
-    os.waitpid(child, 0)
-    return pickle.loads(content)
+def as_nobody(study: Study, *words: str) -> subprocess.CompletedProcess[str]:
+    """Return the result of ``bench WORDS`` in a process of another user."""
+    return in_fork(lambda: study.bench(*words), user=NOBODY)
 
 
 def test_two_users_of_a_study_see_the_same_and_neither_ends_nor_repeats_the_others_runs(cluster, folder):
     cluster.run(["sacctmgr", "-i", "add", "user", "nobody", f"account={ACCOUNT}"], check=False)
     study = shared(folder, cluster, "sleep 60", runs=3)
     assert study.bench("submit", "STUDY", "--max-queued", "2").returncode == 0
-    wait_for(lambda: states(study) == ["running", "running", "planned"], what="both runs")
+    wait_for(lambda: [*study.states().values()] == ["running", "running", "planned"], what="both runs")
     subprocess.run(["chmod", "-R", "a+rwX", folder], check=True)
     ids = [record.job_id for record in study.status().values()][:2]
-    theirs = as_nobody(lambda: study.bench("status", "STUDY", "--json"))
+    theirs = as_nobody(study, "status", "STUDY", "--json")
     shown = json.loads(theirs.stdout)["runs"]
     assert [run["state"] for run in shown] == ["running", "running", "planned"], theirs.stderr
     assert "user root" in shown[0]["reason"]
-    refused = as_nobody(lambda: study.bench("cancel", "STUDY"))
+    refused = as_nobody(study, "cancel", "STUDY")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert all(f"job {job_id} of user root" in refused.stderr for job_id in ids)
     # The other user starts what is left, and root sees whose it is.
-    assert as_nobody(lambda: study.bench("submit", "STUDY")).returncode == 0
+    assert as_nobody(study, "submit", "STUDY").returncode == 0
     wait_for(lambda: all_running(study), what="the third run")
     assert "user nobody" in list(study.status().values())[2].reason
     assert study.bench("submit", "STUDY").stderr.startswith("nothing to start")
@@ -109,14 +88,11 @@ def test_two_users_of_a_study_see_the_same_and_neither_ends_nor_repeats_the_othe
 
 
 def test_jobs_whose_ids_were_lost_and_that_slurm_has_forgotten_do_not_run_again(cluster, folder):
-    (folder / "bin").mkdir()
-    write_program(folder / "bin/sbatch", DEADLY.format(sbatch=shutil.which("sbatch")))
     made = {name: shared(folder, cluster, "true", name=name, runs=1) for name in ("away", "fast")}
     with cluster.configured(MinJobAge="2"):
         for study in made.values():
-            path = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
-            killed = Study(study.folder, {**study.environment, **path}).bench_process("submit", "STUDY")
-            assert killed.returncode == -9
+            with with_sbatch(study, study.folder.parent, DEADLY).start("submit", "STUDY") as killed:
+                assert killed.wait(280) == -9
         wait_for(
             lambda: not cluster.run(["squeue", "-h", "-t", "all", "-o", "%A"]).stdout.split(),
             what="jobs that Slurm has forgotten",
@@ -133,12 +109,12 @@ def test_jobs_whose_ids_were_lost_and_that_slurm_has_forgotten_do_not_run_again(
     ledger.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     cluster.stop_slurmdbd()
     try:
-        assert states(made["away"]) == ["unknown"]
+        assert [*made["away"].states().values()] == ["unknown"]
         assert made["away"].bench("submit", "STUDY").stderr.startswith("nothing to start")
     finally:
         cluster.start_slurmdbd()
     for study in made.values():
-        wait_for(lambda study=study: states(study) == ["completed"], what="the accounting")
+        wait_for(lambda study=study: [*study.states().values()] == ["completed"], what="the accounting")
         assert study.bench("submit", "STUDY").stderr.startswith("nothing to start")
     assert set(starts(folder).values()) == {1}
 
@@ -161,7 +137,7 @@ def test_a_second_start_in_a_folder_is_refused_or_makes_the_run_invalid(cluster,
     assert [done.returncode for done in ends] == [1, 0]
     assert "another start owns this folder" in ends[0].stderr
     (folder / "go").touch()
-    wait_for(lambda: "running" not in states(study), what="the ends")
+    wait_for(lambda: "running" not in study.states().values(), what="the ends")
     first, second = study.status().values()
     assert str(first.state) == "completed"
     assert (str(second.state), second.failure_class) == ("failed", "started-twice")

@@ -12,14 +12,15 @@ from tests.jobs.slurm_studies import (
     plan_study,
     run_id,
     scripted_study,
-    with_waiting_sbatch,
+    with_sbatch,
 )
 from tests.matrices import command, matrix, slurm
 
 
 def test_bench_waits_for_an_orphaned_sbatch_and_finds_its_job(scripted, running_cluster, tmp_path):
     study = scripted(MEASURE, MEASURE, MEASURE)
-    slow = with_waiting_sbatch(study, tmp_path)
+    until = f'until [ "$1" != --parsable ] || [ -e {tmp_path}/go ]; do sleep 0.1; done'
+    slow = with_sbatch(study, tmp_path, f'{until}\nexec {{sbatch}} "$@"\n')
     killed = slow.start("submit", "STUDY")
     wait_for((study.folder / "ledger.jsonl").exists, what="the intent")
     await_child(killed)

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +14,16 @@ from typing import Any
 import pytest
 
 from bench.jobs.engine import Engine
-from bench.plan import make_plan, write_plan
 from bench.shipped import shipped
 from bench.study.ledger import Record
 from bench.study.plan_json import open_study
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.common import read_rows, run_program
-from tests.jobs.slurm_studies import MEASURE, Command, Study
-from tests.matrices import BARE, command, matrix, training
+from tests.commands.command_line import Command
+from tests.common import read_rows, run_program, write_program
+from tests.jobs.slurm_studies import MEASURE, Study
+from tests.matrices import BARE, command, matrix, planned_study, training
 
 TRAINING = training(parameters="20k", **BARE, join_timeout=120)
 #: Two processes in separate sessions, which like ranks outlive their parent.
@@ -72,11 +73,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     ) -> Study:
         section = {"executor": "ssh", "hosts": ["n1", "n2"], "time_limit": "5m", **cluster}
         axes = {"nodes": [*nodes], "tasks_per_node": [tasks]}
-        path = root / f"{name}.yaml"
-        path.write_text(
-            matrix(name, cluster=section, axes=axes, workload=workload or TRAINING, repeats=repeats)
-        )
-        study = Study(write_plan(make_plan(path), root / "results").path, {})
+        sections = {"cluster": section, "axes": axes, "workload": workload or TRAINING, "repeats": repeats}
+        study = Study(planned_study(root, matrix(name, **sections)).folder.path, {})
         if body:
             for script in (study.folder / "scripts").iterdir():
                 script.write_text(f"#!/bin/bash\n{body}\n")
@@ -214,17 +212,25 @@ def test_the_error_of_one_host_is_the_reason_and_the_others_are_ended(bed, make)
     assert folder.err.read_text() == "==> n2 <==\nbench: error: no such wheel\n"
 
 
-def test_a_run_that_reaches_its_time_limit_is_ended_on_all_hosts(bed, make):
+def test_a_run_is_ended_on_all_hosts_at_its_time_limit_and_after_its_last_window(bed, make):
     study = make(f"{RANKS} wait", time_limit="1s")
     submitted(study)
     assert states(study) == {2: ("failed", "the time limit was reached")}
+    sealed = f'[ "$2" = 0 ] && {{ {MEASURE}; : >"$1/SHA256SUMS"; }}; {RANKS} wait'
+    study = make(sealed, name="sealed", stop_after_measurement=True)
+    submitted(study)
+    end = json.loads(only_folder(study).end.read_text())
+    assert (states(study)[2][0], end["exit_code"], end["by"]) == ("completed", 0, "measured")
     assert not running(bed, "n1")
     assert not running(bed, "n2")
 
 
-def test_a_run_that_needs_a_missing_host_does_not_start(bed, make, ssh_config, monkeypatch):
+def test_a_run_that_needs_a_missing_host_or_one_without_an_address_does_not_start(
+    bed, make, ssh_config, monkeypatch
+):
     own = Path("ssh config")
-    own.write_text(f"Host gone\n  HostName 127.0.0.1\n  Port 1\n{ssh_config.read_text()}")
+    hosts = "Host gone\n  HostName 127.0.0.1\n  Port 1\nHost near\n  HostName 127.0.0.1\n"
+    own.write_text(f"{hosts}{ssh_config.read_text()}")
     monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
     study = make(MEASURE, hosts=["n1", {"host": "gone", "address": "10.0.0.9"}])
     submitted(study)
@@ -234,6 +240,13 @@ def test_a_run_that_needs_a_missing_host_does_not_start(bed, make, ssh_config, m
     assert (str(record.state), record.failure_class) == ("failed", "never-started")
     assert record.reason == f"{why}; {remedy}"
     assert only_folder(study).err.read_text().endswith(f"bench: error: {why}; {remedy}\n")
+    study = make(MEASURE, name="loopback", hosts=["near", "n1"])
+    submitted(study)
+    assert states(study)[2] == (
+        "failed",
+        "near has the address 127.0.0.1, which other hosts cannot reach; "
+        "use {host: near, address: ADDRESS} in cluster.hosts",
+    )
 
 
 def test_a_host_without_the_folder_of_submission_is_named(bed, make):
@@ -329,21 +342,6 @@ def test_a_dry_run_shows_the_process_of_each_run(bed, make):
     assert not run.exists()
 
 
-def test_a_host_with_a_loopback_address_is_refused(bed, make, ssh_config, monkeypatch):
-    own = Path("config")
-    own.write_text(f"Host near\n  HostName 127.0.0.1\n{ssh_config.read_text()}")
-    monkeypatch.setenv("BENCH_SSH", f"ssh -F {shlex.quote(str(own.absolute()))}")
-    study = make(MEASURE, hosts=["near", "n1"])
-    submitted(study)
-    assert states(study) == {
-        2: (
-            "failed",
-            "near has the address 127.0.0.1, which other hosts cannot reach; "
-            "use {host: near, address: ADDRESS} in cluster.hosts",
-        )
-    }
-
-
 def test_the_interface_that_leads_to_another_host_is_found(bed):
     words = [sys.executable, "-P", "-m", "ddp_scaling_bench.start", "train.network_interface"]
     assert bed.run_on_node("n1", [*words, "n2"]).stdout == "eth0\n"
@@ -399,79 +397,47 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-def give_away(path: Path) -> None:
-    """Make ``path`` look like a folder of another user."""
-    if os.geteuid():
-        pytest.skip("only root can create files of another user")
-    os.chown(path, OTHER_USER, OTHER_USER)
-
-
-def test_the_lock_is_in_the_runtime_folder_and_only_its_owner_can_write_there(host):
+def test_the_lock_is_in_the_runtime_folder_or_the_cache_and_only_its_owner_can_write_there(host):
     lock = host.runtime / NAME
     for _ in range(2):
         assert host.open_lock() == str(lock)
     assert (mode(lock.parent), mode(lock)) == (0o700, 0o600)
     assert not list(host.home.iterdir())
+    usual, own = host.home / ".cache", host.home / "own cache"
+    for cache, variables in ((usual, {}), (own, {"XDG_CACHE_HOME": str(own)})):
+        assert host.open_lock(XDG_RUNTIME_DIR=str(host.home / "absent"), **variables) == str(cache / NAME)
+        modes = [mode(path) for path in (cache, (cache / NAME).parent, cache / NAME)]
+        assert modes == [0o700, 0o700, 0o600]
 
 
-@pytest.mark.parametrize("variable", ["", "XDG_CACHE_HOME"])
-def test_without_a_runtime_folder_the_lock_is_in_the_cache(host, variable):
-    cache = host.home / ("own cache" if variable else ".cache")
-    variables = {variable: str(cache)} if variable else {}
-    assert host.open_lock(XDG_RUNTIME_DIR=str(host.home / "absent"), **variables) == str(cache / NAME)
-    assert [mode(path) for path in (cache, cache / "ddp-scaling-bench-locks", cache / NAME)] == [
-        0o700,
-        0o700,
-        0o600,
-    ]
-
-
-@pytest.mark.parametrize("unsafe", ["another user's", "writable by others"])
-def test_an_unsafe_folder_is_not_used(host, unsafe):
-    lock = host.runtime / NAME
-    if unsafe == "another user's":
-        give_away(host.runtime)
+def test_an_unsafe_folder_is_not_used_and_without_a_safe_one_there_is_no_lock(host):
+    lock, cache = host.runtime / NAME, host.home / ".cache"
+    lock.parent.mkdir()
+    lock.parent.chmod(0o777)  # writable by others
+    assert host.open_lock() == str(cache / NAME)
+    if os.geteuid() == 0:  # only root can make a folder of another user
+        lock.parent.rmdir()
         host.runtime.chmod(0o777)
-    else:
-        lock.parent.mkdir(mode=0o700)
-        lock.parent.chmod(0o777)
-    assert host.open_lock() == str(host.home / ".cache" / NAME)
+        os.chown(host.runtime, OTHER_USER, OTHER_USER)
+        assert host.open_lock() == str(cache / NAME)
     assert not lock.exists()
-
-
-def test_without_a_safe_folder_there_is_no_lock(host):
-    for parent in (host.runtime, host.home / ".cache"):
-        parent.mkdir(exist_ok=True)
+    for parent in (host.runtime, cache):
+        shutil.rmtree(parent / Path(NAME).parent, ignore_errors=True)
         (parent / NAME).parent.symlink_to(host.home)
-    assert host.open_lock() == f"no lock: {host.home}/.cache/{NAME}"
+    assert host.open_lock() == f"no lock: {cache / NAME}"
 
 
-@pytest.mark.parametrize(
-    ("flock", "answer"),
-    [
+def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_path):
+    refusal = f"refused cannot lock {host.runtime / NAME} (No locks available); check"
+    for flock, answer in (
         ("exit 1", "busy "),
-        (
-            "echo 'flock: 9: No locks available' >&2; exit 71",
-            "refused cannot lock {} (No locks available); check",
-        ),
-    ],
-)
-def test_a_lock_that_is_held_differs_from_a_file_system_without_locks(host, tmp_path, flock, answer):
-    (tmp_path / "flock").touch(mode=0o755)
-    (tmp_path / "flock").write_text(f"#!/bin/bash\n{flock}\n")
-    done = run_program(
-        ["bash", "-c", '. "$0"; mark=M job=x holder=y; prepare', shipped("slurm_templates") / "ssh_host.sh"],
-        env={**host.variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    )
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith(f"M {answer.format(host.runtime / NAME)}")
-
-
-def test_a_run_is_ended_on_all_hosts_after_its_last_window(bed, make):
-    study = make(
-        f'[ "$2" = 0 ] && {{ {MEASURE}; : >"$1/SHA256SUMS"; }}; {RANKS} wait', stop_after_measurement=True
-    )
-    submitted(study)
-    (run,) = records(study)
-    end = json.loads(study.attempt(run.run_id).end.read_text())
-    assert (run.state, end["exit_code"], end["by"]) == ("completed", 0, "measured")
+        ("echo 'flock: 9: No locks available' >&2; exit 71", refusal),
+    ):
+        write_program(tmp_path / "flock", f"#!/bin/bash\n{flock}\n")
+        script = shipped("slurm_templates") / "ssh_host.sh"
+        done = run_program(
+            ["bash", "-c", '. "$0"; mark=M job=x holder=y; prepare', script],
+            env={**host.variables, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        )
+        assert (done.returncode, done.stderr) == (1, "")
+        assert done.stdout.startswith(f"M {answer}")

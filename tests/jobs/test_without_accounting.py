@@ -27,25 +27,27 @@ touch "$RUN/begun"
 wait $child
 exit $?"""
 MEASURED = TRAPS.format(body=f"{{ {MEASURE}; }}")
+LOSS = "ValueError: the loss is nan"
+FORGOTTEN = "according to job.err; Slurm has forgotten the job"
+#: The bodies of scripts, and what is known of their ends once Slurm has forgotten the jobs.
 ENDS = {
-    "completed": MEASURE,
-    "bad-exit": "(echo 'ValueError: the loss is nan' >&2; exit 3)",
-    "scancel": "sleep 300",
-    "time-limit": "sleep 300",
+    "completed": (MEASURE, ("completed", None, 0, "")),
+    "bad-exit": (
+        f"(echo '{LOSS}' >&2; exit 3)",
+        ("failed", "bad-exit", 3, LOSS),
+    ),
+    "scancel": ("sleep 300", ("cancelled", "cancelled", 143, f"CANCELLED: was cancelled ({FORGOTTEN})")),
+    "time-limit": (
+        "sleep 300",
+        ("failed", "time-limit", 143, f"TIMEOUT: reached its time limit ({FORGOTTEN})"),
+    ),
 }
 if memory_limits_possible():
-    ENDS["memory"] = f"#SBATCH --mem=60M\n{sys.executable} -c \"print(len(bytearray(b'1') * 10**9))\""
-FORGOTTEN = "according to job.err; Slurm has forgotten the job"
-EXPECTED = {
-    "completed": ("completed", None, 0, ""),
-    "bad-exit": ("failed", "bad-exit", 3, "ValueError: the loss is nan"),
-    "scancel": ("cancelled", "cancelled", 143, f"CANCELLED: was cancelled ({FORGOTTEN})"),
-    "time-limit": ("failed", "time-limit", 143, f"TIMEOUT: reached its time limit ({FORGOTTEN})"),
-}
-
-
-if "memory" in ENDS:
-    EXPECTED["memory"] = ("failed", "out-of-memory", 137, f"OUT_OF_MEMORY: ran out of memory ({FORGOTTEN})")
+    ENDS["memory"] = (
+        f"#SBATCH --mem=60M\n{sys.executable} -c \"print(len(bytearray(b'1') * 10**9))\"",
+        ("failed", "out-of-memory", 137, f"OUT_OF_MEMORY: ran out of memory ({FORGOTTEN})"),
+    )
+EXPECTED = {name: end for name, (_, end) in ENDS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +76,7 @@ def trapped(body: str) -> str:
 
 
 def study_of(folder: Path, cluster: Cluster, name: str) -> Study:
-    bodies = [trapped(body) for body in ENDS.values()]
+    bodies = [trapped(body) for body, _ in ENDS.values()]
     partition = cluster.options.gpu_type
     return scripted_study(folder, bodies, cluster.environment, name=name, partition=partition)
 
@@ -109,17 +111,13 @@ def test_squeue_shows_the_ends_and_verify_the_missing_accounting(studies):
     wait_for(lambda: over(study), what="the ends")
     by_squeue = {
         **EXPECTED,
-        "bad-exit": (
-            *("failed", "bad-exit", 3),
-            "ValueError: the loss is nan; ended with a bad exit code (NonZeroExitCode)",
-        ),
+        "bad-exit": (*EXPECTED["bad-exit"][:3], f"{LOSS}; ended with a bad exit code (NonZeroExitCode)"),
         "scancel": ("cancelled", "cancelled", 143, "was cancelled"),
         "time-limit": ("failed", "time-limit", 143, "reached its time limit (TimeLimit)"),
     }
     found = ended(study)
-    assert {name: end[:3] for name, end in found.items()} == {
-        name: end[:3] for name, end in by_squeue.items()
-    }
+    known = {name: end[:3] for name, end in by_squeue.items()}
+    assert {name: end[:3] for name, end in found.items()} == known
     folder = RunFolder(study.folder / f"runs/{run_id(1)}/attempt-1")
     assert not folder.sacct_summary.exists()
     assert study.record(run_id(1)).end.accounting == "Slurm accounting storage is disabled"
@@ -152,11 +150,9 @@ def test_without_sacct_and_scontrol_everything_works(bare, tmp_path, monkeypatch
             if path.name not in ("sacct", "sacctmgr", "scontrol"):
                 (tools / path.name).unlink(missing_ok=True)
                 (tools / path.name).symlink_to(path)
-    study = scripted_study(
-        *(tmp_path / "s", [MEASURED, "sleep 60"], bare.environment),
-        name="alone",
-        partition=bare.options.gpu_type,
-    )
+    partition = bare.options.gpu_type
+    bodies = [MEASURED, "sleep 60"]
+    study = scripted_study(tmp_path / "s", bodies, bare.environment, name="alone", partition=partition)
     study.environment = {**study.environment, "PATH": str(tools)}
     assert study.bench("submit", "STUDY").returncode == 0
     wait_for(

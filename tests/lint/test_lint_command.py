@@ -23,7 +23,7 @@ def bad(tmp_path):
     return path
 
 
-def test_findings_are_printed_and_an_error_exits_with_1(bad, capsys):
+def test_findings_are_printed_as_text_and_json_and_an_error_exits_with_1(bad, capsys):
     assert lint_command([str(bad)], as_json=False) == 1
     printed = capsys.readouterr()
     assert printed.out == (
@@ -35,9 +35,6 @@ def test_findings_are_printed_and_an_error_exits_with_1(bad, capsys):
         "    put srun before the command: it starts one process per task\n"
     )
     assert printed.err == "1 script: 2 errors, 1 warning\n"
-
-
-def test_json_has_the_promised_keys(bad, capsys):
     assert lint_command([str(bad)], as_json=True) == 1
     findings = json.loads(capsys.readouterr().out)["findings"]
     assert list(findings[0]) == ["path", "line", "rule", "severity", "message", "remedy"]
@@ -63,17 +60,15 @@ def test_standard_input_may_contain_any_bytes(monkeypatch, capsys):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("none.sbatch", ": the script does not exist; give the path of a sbatch script, or - for stdin"),
-        ("", ": the script is a directory; give the path of a sbatch script, or - for stdin"),
+def test_a_path_that_is_not_a_script_is_bad_input(tmp_path):
+    remedy = "give the path of a sbatch script, or - for stdin"
+    for name, message in (
+        ("none.sbatch", f": the script does not exist; {remedy}"),
+        ("", f": the script is a directory; {remedy}"),
         ("my.yaml", " is a YAML file, not a script; give a script, such as one that `bench plan` wrote"),
-    ],
-)
-def test_a_path_that_is_not_a_script_is_bad_input(tmp_path, name, message):
-    path = tmp_path / name
-    assert raised(BenchError, lint_command, [str(path)], as_json=False) == f"{path}{message}"
+    ):
+        path = tmp_path / name
+        assert raised(BenchError, lint_command, [str(path)], as_json=False) == f"{path}{message}"
 
 
 def test_control_characters_of_a_script_are_not_printed(tmp_path, capsys):

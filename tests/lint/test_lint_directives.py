@@ -49,16 +49,17 @@ def header(*lines: str) -> list[int]:
     return [remark.line for remark in read_header(["#!/bin/bash", *lines]).remarks]
 
 
-def test_a_list_of_hosts_is_no_placeholder() -> None:
-    assert header("#SBATCH --nodelist=node[01-04] --time=24h") == [2]
-    assert header("#SBATCH --ntasks_per_node=4 --output=log_{a}.txt") == [2]
-
-
-def test_directives_that_sbatch_refuses_get_an_error() -> None:
+def test_directives_that_sbatch_refuses_get_an_error_and_a_list_of_hosts_is_no_placeholder() -> None:
     for options in listed(REFUSED):
         remark = read(f"#SBATCH {options}")[1]
         assert remark, options
         assert remark.message.startswith("sbatch refuses ")
+    assert header("#SBATCH --nodelist=node[01-04] --time=24h") == [2]
+    assert header("#SBATCH --ntasks_per_node=4 --output=log_{a}.txt") == [2]
+    number = read("#SBATCH --ntasks=$N")[1]
+    assert number
+    assert number.message == "sbatch refuses `--ntasks=$N`: it does not expand variables in directives"
+    assert read("#SBATCH --output=$HOME/log")[1] is None
 
 
 COMMENTS = """##SBATCH --nodes=2 | # #SBATCH --nodes=2 | ### SBATCH options | # SBATCH --mem=24G | #xSBATCH --nodes=2
@@ -74,13 +75,6 @@ def test_several_options_of_one_line_are_all_read() -> None:
     options, _ = read("#SBATCH -N 2 -n8 --gres gpu:v100:4 -HvJ name --exclusive # -t 1")
     found = "nodes=2 ntasks=8 gres=gpu:v100:4 hold=None verbose=None job-name=name exclusive=None"
     assert [f"{option.name}={option.value}" for option in options] == found.split()
-
-
-def test_a_variable_in_a_number_is_refused() -> None:
-    number = read("#SBATCH --ntasks=$N")[1]
-    assert number
-    assert number.message == "sbatch refuses `--ntasks=$N`: it does not expand variables in directives"
-    assert read("#SBATCH --output=$HOME/log")[1] is None
 
 
 @pytest.mark.parametrize("command", ["sbatch", "srun"])

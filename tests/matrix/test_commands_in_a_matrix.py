@@ -114,16 +114,14 @@ def test_any_value_reaches_the_program_unchanged(value, around):
     assert shlex.split(word) == [f"{around}={value}"]
 
 
-@pytest.mark.parametrize("value", ["it's a\r\n\\\r$(x)"])
-def test_a_carriage_return_reaches_the_program_and_is_not_in_the_script(value):
+def test_values_reach_the_program_in_bash_and_a_carriage_return_is_not_in_the_script():
     """bash is asked, because ``shlex.split`` does not know ``$'...'``."""
+    value = "it's a\r\n\\\r$(x)"
     word = shell_word("{data}", {"data": value})
     assert "\r" not in word
     done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
     assert done.stdout.decode() == value
-
-
-def test_a_value_of_run_time_is_expanded_and_not_split(tmp_path):
+    # A value of run time is expanded and not split.
     word = shell_word("--out={run_dir}/a b;{{", {})
     done = run_program(["bash", "-c", f"run_dir='x  *\"$(y)'; printf '[%s]' {word}"], check=True)
     assert done.stdout == '[--out=x  *"$(y)/a b;{]'
@@ -136,86 +134,36 @@ def test_the_device_of_a_command_can_be_that_of_the_site_file(tmp_path):
     assert {cell.device for cell in make_plan(path, site=site).cells} == {"cpu"}
 
 
-#: (command, launcher, program); an empty program is not certain.
-FOUND = [
-    ("torchrun train.py", "torchrun", "python train.py"),
-    ("torchrun --nnodes=2 --nproc_per_node=4 -m pkg.train --lr 1", "torchrun", "python -m pkg.train --lr 1"),
-    ("/opt/bin/torchrun -r3 -t 3 --no-python bash run.sh", "torchrun", "bash run.sh"),
-    ("torchrun", "torchrun", ""),
-    ("python -m torch.distributed.run --nnodes=2 t.py", "torchrun", "python t.py"),
-    ("python -m torch.distributed.launch t.py", "torch.distributed.launch", ""),
-    ("env -u A torchrun t.py", "torchrun", "env -u A python t.py"),
-    ("conda run -n e --live-stream torchrun t.py", "torchrun", "conda run -n e --live-stream python t.py"),
-    ("accelerate-launch --use_fsdp t.py", "accelerate launch", ""),
-    ("deepspeed --num_gpus=4 t.py --deepspeed ds.json", "deepspeed", ""),
-    ("srun -N2 --ntasks 4 -u --exclusive --mpi=pmix python t.py", "srun", "python t.py"),
-    ("srun --het-group 1 python t.py", "srun", ""),
-    ("srun --nodes=2 torchrun --nnodes 2 t.py", "torchrun", "python t.py"),
-]
-NONE = [
-    "python train.py --launcher torchrun",
-    "python -c 'import torch' torchrun",
-    "bash -c 'torchrun t.py'",
-    "env -S 'torchrun t.py'",
-    "uv run --new-option x torchrun t.py",
-    "accelerate config",
-    "tune run full_finetune_single_device --config x",
-]
-_NODES = "--node_rank {node_rank} --master_addr {master_addr} --master_port {master_port}"
-#: (command, its words for all sizes) of launchers that stay in the command.
-KEPT = [
-    (
-        "poetry run env A=1 accelerate launch --multi_gpu --num-processes=8 --config_file a.yaml t.py --num_machines 3",
-        "poetry run env A=1 accelerate launch --num_machines {nodes} --machine_rank {node_rank} --main_process_ip "
-        "{master_addr} --main_process_port {master_port} --num_processes {world_size} --config_file a.yaml t.py "
-        "--num_machines 3",
-    ),
-    (
-        "srun -N2 deepspeed --num_gpus 4 t.py --deepspeed ds.json",
-        f"deepspeed --hostfile {{hostfile}} --no_ssh {_NODES} --num_gpus {{tasks_per_node}} t.py --deepspeed ds.json",
-    ),
-    (
-        "lightning run model --devices=2 t.py",
-        "lightning run model --num-nodes {nodes} --node-rank {node_rank} --main-address {master_addr} --main-port "
-        "{master_port} --devices {tasks_per_node} t.py",
-    ),
-    ("composer -n 8 t.py", f"composer --world_size {{world_size}} {_NODES} --nproc {{tasks_per_node}} t.py"),
-    (
-        "tune run --nproc_per_node 4 full_finetune --nnodes 5",
-        "tune run --nnodes {nodes} --rdzv_backend c10d --rdzv_endpoint {master_addr}:{master_port} --nproc_per_node "
-        "{tasks_per_node} full_finetune --nnodes 5",
-    ),
-    (
-        "mpirun -np 4 -H a:2 -x A python t.py -n 3",
-        "mpirun -np {world_size} --hostfile {hostfile} -x A python t.py -n 3",
-    ),
-    ("horovodrun -np 4 python t.py", "horovodrun --hostfile {hostfile} -np {world_size} python t.py"),
-    (
-        "colossalai run --nproc_per_node 4 t.py",
-        "colossalai run --host {hosts} --master_addr {master_addr} --master_port {master_port} --nproc_per_node "
-        "{tasks_per_node} t.py",
-    ),
-]
+#: Commands with their launcher and the program that one process executes, if it is certain; commands whose launcher
+#: stays, with their words for all sizes; and commands without a launcher.
+FOUND, KEPT, NONE = (
+    [part.splitlines() for part in path.read_text().split("\n\n")]
+    for path in (
+        Path(__file__).with_name("launches") / f"{name}.txt" for name in ("one_process", "kept", "none")
+    )
+)
 
 
 def test_a_launcher_and_its_program_are_found():
-    for command, launcher, program in FOUND:
+    for command, launcher, *program in FOUND:
         found = read_launch(shlex.split(command))
         words = [*found.wrapper, *found.program] if found.program else []
-        assert (found.launcher.name, words) == (launcher, shlex.split(program)), command
+        assert (found.launcher.name, words) == (launcher, shlex.split("".join(program))), command
+    assert [command for command in NONE[0] if read_launch(shlex.split(command))] == []
 
 
 @pytest.mark.parametrize(("command", "words"), KEPT)
 @pytest.mark.parametrize("launcher", ["torchrun", "own"])
 def test_a_launcher_of_the_command_keeps_its_words(command, words, launcher, tmp_path):
     """The lines of the error, pasted into the matrix, are a matrix without warnings about its launch."""
-    assert read_launch(shlex.split(command)).for_sizes() == words.split()
-    per = read_launch(shlex.split(command)).launcher.starts[0]
-    lines = {"launcher": [launcher], "command": command, "command_per": "node" if per == "job" else "job"}
-    if launcher == "torchrun":
-        del lines["command_per"]
-    if launcher == "own" and read_launch(shlex.split(command)).launcher.starts == ("node", "job"):
-        return
+    launch = read_launch(shlex.split(command))
+    assert launch.for_sizes() == words.split()
+    per = launch.launcher.starts[0]
+    lines = {"launcher": [launcher], "command": command}
+    if launcher == "own":
+        if launch.launcher.starts == ("node", "job"):
+            return
+        lines["command_per"] = "node" if per == "job" else "job"
     with pytest.raises(InputError) as raised:
         plan_with(tmp_path, lines)
     (problem,) = raised.value.problems
@@ -238,10 +186,6 @@ def plan_with(folder, lines):
         "workload": workload,
     }
     return plan_of(folder, matrix)
-
-
-def test_other_commands_have_no_launcher():
-    assert [command for command in NONE if read_launch(shlex.split(command))] == []
 
 
 def test_the_options_of_torchrun_are_those_of_the_installed_torch():

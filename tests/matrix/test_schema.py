@@ -52,17 +52,13 @@ KEYS_OF_MATRIX = (
 )
 
 
-def test_a_study_name_that_is_not_a_safe_folder_is_rejected(tmp_path):
+def test_a_study_or_file_name_that_is_not_a_safe_folder_is_rejected(tmp_path):
     for name in ("a/b", "..", "a..b", "a b", "a'b", "a\nb", "", "-a", ".a", "ä", "a" * 65, "$(x)"):
         (message,) = problems(tmp_path, changed("study: good", f"study: {json.dumps(name)}"))
         assert message.startswith(f"m.yaml:1: study: {name!r} is not a safe folder name; allowed: letters, ")
-
-
-def test_a_file_name_that_is_not_a_safe_folder_needs_a_study_name(tmp_path):
     (message,) = problems(tmp_path, GOOD.replace("study: good\n", ""), name="my matrix.yaml")
-    assert message.startswith(
-        "my matrix.yaml:1: the file name 'my matrix' is not a valid study name; allowed: "
-    )
+    start = "my matrix.yaml:1: the file name 'my matrix' is not a valid study name; allowed: "
+    assert message.startswith(start)
     assert message.endswith("; add `study: NAME`")
 
 
@@ -172,31 +168,17 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_every_key_and_item_has_its_line(tmp_path):
+def test_every_key_and_item_has_its_line_and_words_with_a_special_meaning_in_yaml_1_1_stay_text(tmp_path):
     document = read_document(write(tmp_path, "a: 1\nb:\n  c:\n    - 5\n    - 6\n"))
     assert document.content == {"a": 1, "b": {"c": [5, 6]}}
     assert document.line(("b", "c", 1)) == 5
     assert document.line(("b", "c", 9)) == 3, "a missing value has the line of the value around it"
-
-
-def test_words_with_a_special_meaning_in_yaml_1_1_stay_text(tmp_path):
     text = "on: yes\ntime: 20:00\noctal: 010\ndate: 2026-11-20\nhex: 0x10\nquoted: '5'\nnothing:\nflag: true\nf: 1e3\n"
-    assert read_document(write(tmp_path, text)).content == {
-        "on": "yes",
-        "time": "20:00",
-        "octal": 10,
-        "date": "2026-11-20",
-        "hex": "0x10",
-        "quoted": "5",
-        "nothing": None,
-        "flag": True,
-        "f": 1000.0,
-    }
-
-
-def test_anchors_and_merges_work_and_own_keys_win(tmp_path):
+    texts = {"on": "yes", "time": "20:00", "date": "2026-11-20", "hex": "0x10", "quoted": "5"}
+    others = {"octal": 10, "nothing": None, "flag": True, "f": 1000.0}
+    assert read_document(write(tmp_path, text)).content == texts | others
     text = "base: &b {x: 1, y: 2}\nown:\n  <<: *b\n  y: 3\n"
-    assert read_document(write(tmp_path, text)).content["own"] == {"x": 1, "y": 3}
+    assert read_document(write(tmp_path, text)).content["own"] == {"x": 1, "y": 3}, "own keys win"
 
 
 def test_a_tag_that_would_build_objects_is_only_reported(tmp_path):
@@ -207,18 +189,12 @@ def test_a_tag_that_would_build_objects_is_only_reported(tmp_path):
     assert document.content["a"] == ["true"], "built as plain data, never called"
 
 
-def test_a_missing_file_and_a_directory_give_different_errors(tmp_path):
+def test_what_is_no_matrix_is_rejected(tmp_path):
     remedy = "give the path of a YAML file, or the name of a shipped example"
     assert refusal(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: matrix file does not exist; {remedy}"
     assert refusal(tmp_path) == f"{tmp_path}: matrix file is a directory; {remedy}"
-
-
-def test_deep_nesting_is_rejected(tmp_path):
     assert "is nested more than 50 levels deep" in refusal(write(tmp_path, "[" * 200 + "]" * 200))
     assert refusal(write(tmp_path, "[" * 1_000))
-
-
-def test_an_empty_and_a_binary_file_are_rejected(tmp_path):
     path = write(tmp_path, "")
     assert refusal(path) == f"{path}: is empty; start from `bench init`, or from an example in matrices/"
     write(tmp_path, b"study: \xff\xfe\n")

@@ -43,12 +43,6 @@ def write(tmp_path):
     return write_file
 
 
-def refusal(matrix: Path, site: Path) -> str:
-    with pytest.raises(BenchError) as caught:
-        make_plan(matrix, site=site)
-    return str(caught.value)
-
-
 def test_a_list_of_the_matrix_replaces_the_sites_and_env_is_merged_by_name(write):
     own = MATRIX.replace(
         "{partition: own}",
@@ -71,7 +65,9 @@ def test_the_defaults_are_for_the_executor_that_the_site_names(write):
     assert (cluster.executor, cluster.env) == ("local", {"A": "1"})
 
 
-def test_the_users_own_file_is_found_unless_another_or_none_is_named(write, tmp_path, monkeypatch):
+def test_the_users_own_file_is_found_unless_another_or_none_is_named_which_must_exist(
+    write, tmp_path, monkeypatch
+):
     own = write(SITE, "config/ddp-scaling-bench/site.yaml")
     other = write("", "other.yaml")
     monkeypatch.delenv("BENCH_SITE")
@@ -83,9 +79,6 @@ def test_the_users_own_file_is_found_unless_another_or_none_is_named(write, tmp_
     assert find_site() == other
     monkeypatch.setenv("BENCH_SITE", "")
     assert find_site() is None
-
-
-def test_a_named_file_that_does_not_exist_is_an_error(monkeypatch):
     monkeypatch.setenv("BENCH_SITE", "/nowhere/site.yaml")
     assert raised(BenchError, find_site) == (
         "/nowhere/site.yaml: site file does not exist; "
@@ -99,7 +92,7 @@ def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
         "workload: {device: gpu, model: mlp}\n"
     )
     site = write(text, "site.yaml")
-    said = refusal(write(MATRIX, "m.yaml"), site).splitlines()
+    said = raised(BenchError, make_plan, write(MATRIX, "m.yaml"), site=site).splitlines()
     assert [line.removeprefix(f"{site}:")[0] for line in said] == ["2", "3", "4", "5", "6", "6"]
     assert said[0].startswith(f"{site}:2: unknown key 'partion' in cluster; did you mean 'partition'? ")
     assert said[3] == f"{site}:5: unknown key 'axes' in a site file; write it at the top level of the matrix"
@@ -110,7 +103,7 @@ def test_all_problems_of_a_site_file_are_reported_with_their_lines(write):
 def test_a_site_file_is_a_mapping_or_has_only_comments(write):
     site = write("- partition\n", "site.yaml")
     matrix = write(MATRIX, "m.yaml")
-    assert refusal(matrix, site) == (
+    assert raised(BenchError, make_plan, matrix, site=site) == (
         f"{site}:1: a site file must be a mapping (key: value); begin with `cluster:`"
     )
     for empty in ("", "# cluster:\n#   partition: gpu\n", "cluster:\nworkload:\n"):

@@ -1,6 +1,7 @@
 """The cost of a study, at most and as expected: from stated step times, from finished runs, and by partition."""
 
 import math
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,29 +15,26 @@ from bench.study.ledger import End, Record, RunState
 from bench.study.plan_json import PlannedStudy, open_study
 from ddp_scaling_bench.errors import BenchError
 from tests.common import raised
-from tests.matrices import matrix, plan_of
+from tests.matrices import matrix, planned_study
 
 
 def planned(folder: Path, text: str, *, site: str = "") -> PlannedStudy:
     (folder / "site.yaml").write_text(site)
-    plan = plan_of(folder, text, site=folder / "site.yaml" if site else None)
-    return open_study(write_plan(plan, folder / "results"))
+    return planned_study(folder, text, site=folder / "site.yaml" if site else None)
 
 
 def study_of(folder: Path, *, strong: bool = True, device: str = "cuda", **options: object) -> PlannedStudy:
     axes = {"nodes": [1, 2, 4], "gpus_per_node" if device == "cuda" else "tasks_per_node": [4]}
     scaling = [{"mode": "strong", "global_batch": [64]} if strong else {"mode": "weak", "per_gpu_batch": [8]}]
     cluster = {"executor": "slurm", "time_limit": "10m", "node_gpus": 4}
-    workload = {
-        "device": device,
-        "steps_per_epoch": 40,
-        "attribution_steps": 0,
-        "epochs": 2,
-        "warmup_steps": 20,
+    lengths = {"steps_per_epoch": 40, "attribution_steps": 0, "epochs": 2, "warmup_steps": 20}
+    sections = {
+        "cluster": cluster,
+        "axes": axes,
+        "scaling": scaling,
+        "workload": {"device": device, **lengths},
     }
-    return planned(
-        folder, matrix("s", cluster=cluster, axes=axes, scaling=scaling, workload=workload, **options)
-    )
+    return planned(folder, matrix("s", **sections, **options))
 
 
 def of_all(study: PlannedStudy, *step_times: str) -> dict[str, Cost]:
@@ -53,11 +51,9 @@ def finish(study: PlannedStudy, cell_id: str, seconds: float, *, state: str = "c
     """Record a run of a cell that took some seconds."""
     run = next(run for run in study.runs if run.cell_id == cell_id)
     study.folder.attempt(run.run_id, 1).path.mkdir(parents=True)
-    minutes, rest = divmod(round(seconds), 60)
-    times = {
-        "started_at": "2026-01-02T03:00:00.000Z",
-        "ended_at": f"2026-01-02T03:{minutes:02}:{rest:02}.000Z",
-    }
+    begin = datetime(2026, 1, 2, 3, tzinfo=UTC)
+    end = begin + timedelta(seconds=round(seconds))
+    times = {"started_at": begin.isoformat(), "ended_at": end.isoformat()}
     record = Record(run_id=run.run_id, attempt=1, state=RunState.QUEUED, job_name="j", job_id="1")
     study.ledger.append([record.ended(End(state=RunState(state), **times))])
 
@@ -138,24 +134,18 @@ def test_other_step_times_are_refused():
         assert said.startswith(f"--step-time {text!r} is not a step time; write SECONDS, or SIZE=SECONDS")
 
 
-@pytest.mark.parametrize(
-    ("site", "asks"),
-    [
-        ("", ""),
-        ("ask_above: {gpu_hours: 13}", "gpu_hours: 13"),
-        ("ask_above: {jobs: 8, node_hours: 3}", "node_hours: 3, jobs: 8"),
-    ],
-)
-def test_without_a_terminal_a_cost_above_the_limit_of_the_site_is_an_error(tmp_path, site, asks):
-    study = study_of(tmp_path, repeats=3)  # 9 runs, 14 GPU-hours
-    text = (tmp_path / "m.yaml").read_text()
-    study = planned(tmp_path, text, site=site)
-    options = {"budget": None, "step_time": None}
-    check_cost(study, study.runs, ask=False, **options)
-    if not asks:
-        check_cost(study, study.runs, ask=True, **options)
-        return
-    assert raised(BenchError, check_cost, study, study.runs, ask=True, **options) == (
-        f"this is above ask_above ({asks}; a site file can change it): 9 runs, at most 14 GPU-hours; "
-        "give --yes if this is intended"
-    )
+def test_without_a_terminal_a_cost_above_the_limit_of_the_site_is_an_error(tmp_path):
+    study_of(tmp_path, repeats=3)  # 9 runs, 14 GPU-hours
+    text, options = (tmp_path / "m.yaml").read_text(), {"budget": None, "step_time": None}
+    study = planned(tmp_path, text)
+    check_cost(study, study.runs, ask=True, **options)
+    for site, asks in (
+        ("gpu_hours: 13", "gpu_hours: 13"),
+        ("jobs: 8, node_hours: 3", "node_hours: 3, jobs: 8"),
+    ):
+        study = planned(tmp_path, text, site=f"ask_above: {{{site}}}")
+        check_cost(study, study.runs, ask=False, **options)
+        assert raised(BenchError, check_cost, study, study.runs, ask=True, **options) == (
+            f"this is above ask_above ({asks}; a site file can change it): 9 runs, at most 14 GPU-hours; "
+            "give --yes if this is intended"
+        )

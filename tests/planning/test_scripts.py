@@ -11,14 +11,14 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-import yaml
 
 from bench.matrix.field_types import env_name
 from bench.package import package_name
-from bench.plan import Plan, make_plan, pack_script, scripts
+from bench.plan import make_plan, pack_script, scripts
 from bench.shipped import shipped
 from ddp_scaling_bench.cell_json import read_cell
 from tests.common import run_program, write_program
@@ -108,20 +108,21 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return run_program(["bash", str(script), str(folder / "run dir")], env=env, cwd=folder)
 
 
-def hostile_matrix(value: str, *, launcher: str = "srun") -> str:
-    return yaml.safe_dump(
-        {
-            "study": "hostile",
-            "cluster": {"env": {"VALUE": value}},
-            "axes": {"nodes": [2], "gpus_per_node": [2], "launcher": [launcher], "env.AXIS": [value]},
-            "workload": {"data": f"/data/{value}"},
-            "scaling": [{"mode": "weak", "per_gpu_batch": [2]}],
-        }
-    )
+def one_script(folder: Path, *, launcher: str = "srun", nodes: int = 2, **cluster: Any) -> str:
+    """Return the script of the only cell of a matrix."""
+    content = {
+        "study": "one",
+        "cluster": cluster,
+        "axes": {"nodes": [nodes], "gpus_per_node": [2], "launcher": [launcher]},
+        "workload": {"data": "/data/x"},
+        "scaling": [{"mode": "weak", "per_gpu_batch": [2]}],
+    }
+    ((_, text),) = scripts(plan_of(folder, content))
+    return text
 
 
 def test_the_job_writes_a_provisional_end_even_if_it_is_terminated(tmp_path):
-    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    text = one_script(tmp_path)
     run_script(text, tmp_path)
     end = json.loads((tmp_path / "run dir" / "end.json").read_text())
     assert (end["exit_code"], end["signal"], end["stage"]) == (0, None, "run")
@@ -133,7 +134,7 @@ def test_the_job_writes_a_provisional_end_even_if_it_is_terminated(tmp_path):
 
 
 def test_a_requeued_job_writes_cell_json_again_and_moves_the_earlier_one_aside(tmp_path):
-    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    text = one_script(tmp_path)
     earlier = f"export SLURM_RESTART_COUNT=1\ncd '{tmp_path}/run dir'\n"
     earlier += "for name in cell.json SHA256SUMS nccl.n1.log; do echo earlier >$name; done\n"
     assert run_script(earlier + text, tmp_path).returncode == 0
@@ -142,19 +143,6 @@ def test_a_requeued_job_writes_cell_json_again_and_moves_the_earlier_one_aside(t
     assert moved == dict.fromkeys(("cell.json", "SHA256SUMS", "nccl.n1.log"), "earlier\n")
     assert read_cell(folder).workload["data"] == "/data/x"
     assert not list(folder.glob(".cell*"))
-
-
-def plan_with(folder: Path, cluster: dict, *, device: str = "cuda", **axes) -> Plan:
-    per_node = "gpus_per_node" if device == "cuda" else "tasks_per_node"
-    matrix = {
-        "study": "m",
-        "cluster": {"exclusive": True, "cpus_per_task": 2, **cluster},
-        "axes": {"nodes": [2], per_node: [2], **axes},
-        "scaling": [{"mode": "weak", "per_gpu_batch": [8]}],
-        "workload": {"device": device},
-        "repeats": 1,
-    }
-    return plan_of(folder, matrix)
 
 
 def srun_words(text: str) -> list[str]:
@@ -168,8 +156,7 @@ def test_other_words_are_accepted(tmp_path):
         "--mem-bind=local --mpi=none --gres-flags=allow-task-sharing -v --network=x,y -mblock --distribution=*:block "
         "--cpu-bind=mask_cpu:fe000000000000,FE*4 --gpu-bind=closest --hint=nomultithread"
     ).split()
-    ((_, text),) = scripts(plan_with(tmp_path, {"srun_options": words}))
-    given = srun_words(text)
+    given = srun_words(one_script(tmp_path, srun_options=words))
     first = given.index(words[0])
     assert given[first : first + len(words)] == words
 
@@ -179,14 +166,13 @@ def test_other_words_are_accepted(tmp_path):
 def test_explicit_bindings_get_a_step_with_all_cpus_of_its_nodes(tmp_path, launcher, nodes):
     """With --cpus-per-task, a step has only these CPUs, and Slurm rejects a mask outside of them."""
     for binding, explicit in (("mask_cpu:0x3", True), ("verbose,rank", True), ("quiet,cores", False)):
-        cluster = {"srun_options": [f"--cpu-bind={binding}"]}
-        ((_, text),) = scripts(plan_with(tmp_path, cluster, launcher=[launcher], nodes=[nodes]))
+        options = {"srun_options": [f"--cpu-bind={binding}"], "exclusive": True, "cpus_per_task": 2}
+        text = one_script(tmp_path, launcher=launcher, nodes=nodes, **options)
         words = srun_words(text)
         assert f"--cpu-bind={binding}" in words
         assert any(word.startswith("--cpus-per-task") for word in words) is not explicit
-        assert (
-            "\nunset SLURM_EXACT SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SRUN_CPUS_PER_TASK\n" in text
-        ) is explicit
+        unset = "SLURM_EXACT SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SRUN_CPUS_PER_TASK"
+        assert (f"\nunset {unset}\n" in text) is explicit
 
 
 EXECUTORS = {
@@ -236,7 +222,7 @@ exit 1
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_the_script_waits_for_an_absent_controller_before_srun(tmp_path, launcher):
-    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x", launcher=launcher)))
+    text = one_script(tmp_path, launcher=launcher)
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "squeue").write_text(AWAY)
@@ -244,10 +230,8 @@ def test_the_script_waits_for_an_absent_controller_before_srun(tmp_path, launche
     done = run_script(text, tmp_path)
     question = "--noheader --jobs=1234567"
     assert (tmp_path / "asked").read_text().splitlines() == [question, "sleep 5", question, "sleep 15"]
-    assert (
-        done.stderr.splitlines(keepends=True)[-1]
-        == "bench: Slurm's controller does not answer: waiting for it\n"
-    )
+    waits = "bench: Slurm's controller does not answer: waiting for it"
+    assert done.stderr.splitlines()[-1] == waits
     assert json.loads(done.stdout)["words"]
     assert done.returncode == 0
 
@@ -265,10 +249,7 @@ def test_a_matrix_cannot_set_a_variable_of_the_scripts():
 
 
 def test_a_set_up_line_that_fails_ends_the_job_before_the_launch(tmp_path):
-    matrix = yaml.safe_load(hostile_matrix("x"))
-    matrix["cluster"]["setup"] = ["touch before", "false", "touch after"]
-    ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
-    done = run_script(text, tmp_path)
+    done = run_script(one_script(tmp_path, setup=["touch before", "false", "touch after"]), tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert (tmp_path / "before").exists()
     assert not (tmp_path / "after").exists()
@@ -286,9 +267,7 @@ exit 5
 
 @pytest.mark.parametrize(("waits", "said", "code"), [("", "", 5), ("yes", "asked to end\n", 143)])
 def test_torchrun_on_one_node_starts_without_srun_and_its_exit_code_is_the_jobs(tmp_path, waits, said, code):
-    matrix = yaml.safe_load(hostile_matrix("x", launcher="torchrun"))
-    matrix["axes"]["nodes"] = [1]
-    ((_, text),) = scripts(plan_of(tmp_path, yaml.safe_dump(matrix)))
+    text = one_script(tmp_path, launcher="torchrun", nodes=1)
     agent = tmp_path / "agent"
     write_program(agent, AGENT)
     done = run_script(f"export BENCH_PYTHON={agent} WAITS={waits}\n{text}", tmp_path)
@@ -301,7 +280,7 @@ def test_torchrun_on_one_node_starts_without_srun_and_its_exit_code_is_the_jobs(
 
 
 def test_in_a_pack_the_step_gets_its_hosts_its_gpus_and_the_runs_name(tmp_path):
-    ((_, text),) = scripts(plan_of(tmp_path, hostile_matrix("x")))
+    text = one_script(tmp_path)
     packed = "export BENCH_STEP_HOSTS=$'n3\\nn7' BENCH_STEP_NAME=a-run BENCH_STEP_PLACE=12\n"
     arrived = json.loads(run_script(f"{packed}{text}", tmp_path).stdout)
     words, env = arrived["words"], arrived["env"]

@@ -36,6 +36,12 @@ def wheel(tmp_path_factory) -> Path:
     return path
 
 
+def new_environment(folder: Path) -> tuple[Path, Path]:
+    """Create an environment without packages; return its Python and the folder for packages."""
+    venv.create(folder, with_pip=False)
+    return folder / "bin/python", Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+
+
 @pytest.fixture(scope="module")
 def bench(wheel, tmp_path_factory):
     """Return a function that runs the installed `bench` in a folder.
@@ -43,15 +49,13 @@ def bench(wheel, tmp_path_factory):
     The environment is new and holds the wheel; its dependencies are read from the one that
     runs the tests (as plain folders: its editable install of the checkout is not seen).
     """
-    home = tmp_path_factory.mktemp("environment")
-    venv.create(home, with_pip=False)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    python, site = new_environment(tmp_path_factory.mktemp("environment"))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = home / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
+    words = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile", wheel]
+    subprocess.run(words, check=True)
 
     def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        return run_program([home / "bin" / "bench", *words], cwd=cwd, env=without_checkout())
+        return run_program([python.with_name("bench"), *words], cwd=cwd, env=without_checkout())
 
     return run
 
@@ -69,9 +73,7 @@ def requirements(name: str, *, extra: str = "") -> set[str]:
 @pytest.fixture(scope="module")
 def light(wheel, tmp_path_factory) -> Path:
     """Return the Python of an environment with the wheel and its dependencies without extras."""
-    home = tmp_path_factory.mktemp("light")
-    venv.create(home, with_pip=False)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    python, site = new_environment(tmp_path_factory.mktemp("light"))
     zipfile.ZipFile(wheel).extractall(site)
     (info,) = site.glob("ddp_scaling_bench-*.dist-info")
     required = [Requirement(text) for text in metadata.Distribution.at(info).requires or []]
@@ -80,7 +82,7 @@ def light(wheel, tmp_path_factory) -> Path:
         files = metadata.distribution(name).files or []
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
             (site / top).symlink_to(metadata.distribution(name).locate_file(top))
-    return home / "bin" / "python"
+    return python
 
 
 #: Runs commands in one process, and prints their exit codes and streams, and the packages that were imported.
@@ -101,11 +103,23 @@ def test_without_extras_studies_are_planned_and_the_other_commands_name_the_extr
         "cluster: {partition: gpu}\naxes: {gpus_per_node: [1, 2]}\nscaling: [{mode: weak, per_gpu_batch: [8]}]\n"
     )
     (tmp_path / "job.err").write_text("RuntimeError: CUDA out of memory\n")
-    fine = "plan gpus.yaml|submit gpus --dry-run|status gpus|cancel gpus|schema|plan smoke_cpu|lint".split(
-        "|"
-    )
-    fine[-1] += " results/gpus/scripts/n1x1-nccl-srun-b8.sbatch"
-    needs = "report gpus|report table.csv|compare gpus gpus|advise gpus --samples 10|run gpus.yaml".split("|")
+    script = "results/gpus/scripts/n1x1-nccl-srun-b8.sbatch"
+    fine = [
+        "plan gpus.yaml",
+        "submit gpus --dry-run",
+        "status gpus",
+        "cancel gpus",
+        "schema",
+        "plan smoke_cpu",
+    ]
+    fine.append(f"lint {script}")
+    needs = [
+        "report gpus",
+        "report table.csv",
+        "compare gpus gpus",
+        "advise gpus --samples 10",
+        "run gpus.yaml",
+    ]
     others = ["doctor job.err", "verify gpus", "doctor gpus", "submit smoke_cpu"]
     done = run_program(
         [light, "-c", DRIVER],
@@ -120,10 +134,8 @@ def test_without_extras_studies_are_planned_and_the_other_commands_name_the_extr
     errors = dict(zip((*fine, *needs, *others), (error for _, _, error in results), strict=True))
     absent = "numpy, pandas, pyarrow, scipy, matplotlib, which are not installed; install the extra: "
     for line in needs:
-        command = line.split()[0]
-        assert (
-            errors[line] == f"error: bench {command} needs {absent}pip install 'ddp-scaling-bench[report]'\n"
-        )
+        extra = "pip install 'ddp-scaling-bench[report]'"
+        assert errors[line] == f"error: bench {line.split()[0]} needs {absent}{extra}\n"
     assert errors["doctor gpus"] == (
         f"error: bench doctor, to find causes of slow steps, needs {absent}"
         "pip install 'ddp-scaling-bench[report]'\n"

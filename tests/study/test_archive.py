@@ -7,8 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -24,25 +22,11 @@ from ddp_scaling_bench.errors import BenchError
 from tests.analysis.figures import no_figure
 from tests.analysis.studies import StudyBuilder, Timing, make_cell, strong, weak
 from tests.commands.command_line import bench, is_reported, refusal
-from tests.common import raised
+from tests.common import NOBODY, in_fork, raised
 from tests.freeze.compare import unpack
 
 #: Studies of the freeze with failed, requeued and preempted runs, packs, patterns and several strategies.
 FROZEN = ("failed", "pack", "patterns", "preempted", "requeued", "strategies")
-#: Prints the scaling table of each archive in a folder, in another process, folder and user.
-TABLES = """
-import json, sys
-from pathlib import Path
-from analysis.data.load import load_study
-from analysis.report.results import Results
-from analysis.report.tables import csv_table
-from bench.archive import open_archive
-for path in sorted(Path(sys.argv[1]).glob("*.tar.gz")):
-    study = Results.of(load_study(open_archive(path).path))
-    print(json.dumps([path.name.removesuffix(".tar.gz"), csv_table(study.rows)]))
-"""
-#: The prefix of a call as another user, if this one may do that.
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 @pytest.fixture
@@ -99,18 +83,16 @@ def test_archives_give_the_same_tables_in_another_folder_and_for_another_user(tm
     made = 30 - len(FROZEN)
     for seed in range(made):
         cells = [strong, weak][seed % 2](sizes=(1, 2, 4)[: 2 + seed % 2])
-        cells += [make_cell(2, batch=64, swept={"precision": "bf16", "env.NCCL_ALGO": "Ring, Tree"})][
-            : seed % 3
-        ]
+        swept = {"precision": "bf16", "env.NCCL_ALGO": "Ring, Tree"}
+        cells += [make_cell(2, batch=64, swept=swept)][: seed % 3]
 
         def state(cell, repeat, seed=seed):
             failed = ("failed", f"it was killed in {tmp_path}", "out-of-memory")
             return failed if (seed + repeat) % 5 == 0 and cell.nodes == 2 else None
 
         timing = Timing(comm_s=1e-3 * (1 + seed))
-        StudyBuilder(
-            studies / f"made {seed} ü", cells, seed=seed, timing=timing, state=state, repeats=2
-        ).write()
+        options = {"seed": seed, "timing": timing, "state": state, "repeats": 2}
+        StudyBuilder(studies / f"made {seed} ü", cells, **options).write()
     expected = {}
     try:
         for path in studies.iterdir():
@@ -119,14 +101,21 @@ def test_archives_give_the_same_tables_in_another_folder_and_for_another_user(tm
         for path in (moved, *moved.iterdir()):
             path.chmod(0o755)
         shutil.rmtree(studies)
-        words = [*(NOBODY if os.getuid() == 0 else ()), sys.executable, "-c", TABLES, str(moved)]
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(words, cwd="/", env=env, capture_output=True, text=True)
+
+        def tables():
+            """Return the scaling table of each archive, in another process, folder and user."""
+            os.chdir("/")
+            opened = {path: open_archive(path).path for path in moved.glob("*.tar.gz")}
+            name_of = {path: path.name.removesuffix(".tar.gz") for path in opened}
+            return {
+                name_of[path]: csv_table(Results.of(load_study(own)).rows) for path, own in opened.items()
+            }
+
+        found = in_fork(tables, user=NOBODY)
     finally:
         shutil.rmtree(moved)
-    assert done.returncode == 0, done.stderr
     assert len(expected) == 30
-    assert dict(map(json.loads, done.stdout.splitlines())) == expected
+    assert found == expected
 
 
 def test_a_change_of_a_byte_in_a_file_is_found(small, tmp_path):
@@ -215,22 +204,19 @@ def test_sizes_and_headers_that_no_program_writes_are_refused(small):
     negative = b"\xff" * 8 + (-512 & 0xFFFFFFFF).to_bytes(4)
     plain = gzip.decompress(small.read_bytes()).rstrip(b"\0")
     plain += bytes(-len(plain) % 512)
-    for tail in (
-        with_sum(tarfile.TarInfo("small/runs/evil").tobuf()[:124] + negative + bytes(512 - 136)),
-        with_sum(
-            tarfile.TarInfo("small/runs/evil").tobuf()[:124] + b"\x80" + b"\xff" * 11 + bytes(512 - 136)
-        ),
-    ):
+    start = tarfile.TarInfo("small/runs/evil").tobuf()[:124]
+    for size in (negative, b"\x80" + b"\xff" * 11):
+        tail = with_sum(start + size + bytes(512 - 136))
         small.write_bytes(gzip.compress(plain + tail + bytes(1024)))
         assert "is not an intact archive" in raised(BenchError, open_archive, small)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"study": "..", "version": 1, "files": {}}'])
-def test_a_manifest_that_is_none_is_refused(text, small):
+def test_a_manifest_that_is_none_is_refused(small):
     (head, _), *others = members_of(small)
-    head.size = len(text)
-    write_members(small, [(head, text.encode()), *others])
-    assert "MANIFEST.json" in raised(BenchError, open_archive, small)
+    for text in ("", "[]", "[" * 100_000, '{"study": "..", "version": 1, "files": {}}'):
+        head.size = len(text)
+        write_members(small, [(head, text.encode()), *others])
+        assert "MANIFEST.json" in raised(BenchError, open_archive, small)
 
 
 def test_commands_that_read_accept_an_archive_and_the_others_refuse_it(small, tmp_path):
@@ -260,6 +246,13 @@ def test_commands_that_read_accept_an_archive_and_the_others_refuse_it(small, tm
     typed = SimpleNamespace(params={"results": str(tmp_path / "results")})
     assert complete_study(typed, "sm") == ["small", "small.tar.gz"]
     assert complete_study(typed, f"{tmp_path}/s") == [str(small)]
+    # An unpacked archive is a study.
+    with tarfile.open(small) as packed:
+        packed.extractall(tmp_path / "elsewhere", filter="data")
+    at["BENCH_RESULTS"] = str(tmp_path / "elsewhere")
+    states = [run["state"] for run in json.loads(bench("status", "small", "--json", **at).stdout)["runs"]]
+    assert states == ["completed", "completed"]
+    assert contents(tmp_path / "elsewhere/small/runs") == contents(tmp_path / "results/small/runs")
 
 
 def test_messages_name_the_archive_instead_of_its_temporary_folder(tmp_path):
@@ -273,15 +266,6 @@ def test_messages_name_the_archive_instead_of_its_temporary_folder(tmp_path):
     study.plan_json.write_text("{")
     write_archive(study, tmp_path / "b.tar.gz")
     assert refusal("status", "b.tar.gz", cwd=tmp_path).startswith("b.tar.gz/plan.json: is not a plan")
-
-
-def test_an_unpacked_archive_is_a_study(small, tmp_path):
-    with tarfile.open(small) as packed:
-        packed.extractall(tmp_path / "elsewhere", filter="data")
-    at = {"cwd": tmp_path, "BENCH_RESULTS": str(tmp_path / "elsewhere")}
-    states = [run["state"] for run in json.loads(bench("status", "small", "--json", **at).stdout)["runs"]]
-    assert states == ["completed", "completed"]
-    assert contents(tmp_path / "elsewhere/small/runs") == contents(tmp_path / "results/small/runs")
 
 
 def test_an_archive_has_all_files_but_traces_and_reports(small, tmp_path):

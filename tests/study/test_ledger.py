@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.plan import make_plan, write_plan
 from bench.study.findings import LinkErrors, StudyRun
 from bench.study.ledger import (
     End,
@@ -22,12 +21,13 @@ from bench.study.ledger import (
     final_class,
     study_lock,
 )
-from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.plan_json import PlannedStudy
 from bench.study.reasons import ExitCode, LogCause, Said
 from bench.study.run_json import next_attempt
 from ddp_scaling_bench.errors import BenchError, UnwritableError
 from ddp_scaling_bench.files import read_json, read_object, write_json
-from tests.matrices import matrix
+from tests.common import raised
+from tests.matrices import matrix, planned_study
 
 INTENT = Record(run_id="a", attempt=1, state=RunState.QUEUED, job_name="s.a.1")
 SUBMITTED = replace(INTENT, job_id="7", pack=2, place=3)
@@ -117,11 +117,10 @@ def test_concurrent_writers_do_not_mix_their_lines(ledger):
 
 
 def test_a_ledger_that_cannot_be_written_is_a_clear_error(tmp_path):
-    with pytest.raises(
-        BenchError,
-        match=r"ledger\.jsonl: cannot be written: No such file or directory; check the folders of this path$",
-    ):
-        Ledger(tmp_path / "gone" / "ledger.jsonl").append([INTENT])
+    said = raised(BenchError, Ledger(tmp_path / "gone" / "ledger.jsonl").append, [INTENT])
+    assert said.endswith(
+        "ledger.jsonl: cannot be written: No such file or directory; check the folders of this path"
+    )
 
 
 def test_an_event_is_found_after_the_size_that_the_ledger_had(ledger):
@@ -199,26 +198,18 @@ def test_a_file_that_cannot_be_written_keeps_its_content(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    ("kind", "problem"),
-    [
-        (b'{"state": "com', "is not valid JSON"),
-        (b"[" * 100_000, "is not valid JSON"),
-        (b"[1]", "is not a JSON object"),
-    ],
-)
-def test_a_file_that_is_no_json_object_has_a_problem_in_words(tmp_path, kind, problem):
-    path = tmp_path / "run.json"
+def test_a_file_that_is_no_json_object_has_a_problem_in_words(tmp_path):
+    path, invalid = tmp_path / "run.json", "is not valid JSON"
     assert read_object(path) == (None, "is missing")
-    path.write_bytes(kind)
-    assert read_object(path) == (None, problem)
-    assert read_json(path) is None
+    contents = {b'{"state": "com': invalid, b"[" * 100_000: invalid, b"[1]": "is not a JSON object"}
+    for content, problem in contents.items():
+        path.write_bytes(content)
+        assert (read_object(path), read_json(path)) == ((None, problem), None)
 
 
 @pytest.fixture
 def study(tmp_path: Path) -> PlannedStudy:
-    (tmp_path / "s.yaml").write_text(matrix("s", axes={"tasks_per_node": [1]}))
-    return open_study(write_plan(make_plan(tmp_path / "s.yaml"), tmp_path))
+    return planned_study(tmp_path, matrix("s", axes={"tasks_per_node": [1]}))
 
 
 def test_an_attempt_is_described_when_its_number_is_claimed(study):
@@ -226,11 +217,8 @@ def test_an_attempt_is_described_when_its_number_is_claimed(study):
     attempt = next_attempt(study, run, Record(run_id=run.run_id))
     attempt.claim(study, interpreter="python")
     content = json.loads(attempt.folder.run_json.read_text())
-    assert (content["run_id"], content["attempt"], content["job_name"]) == (
-        *(run.run_id, 1),
-        attempt.job_name,
-    )
-    assert content["interpreter"] == "python"
+    described = [content[name] for name in ("run_id", "attempt", "job_name", "interpreter")]
+    assert described == [run.run_id, 1, attempt.job_name, "python"]
     assert "state" not in content
     with pytest.raises(UnwritableError, match="File exists"):
         attempt.claim(study)

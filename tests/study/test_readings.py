@@ -16,25 +16,15 @@ from bench.study.readings import readings_of
 from bench.study.verify import verify_run
 from ddp_scaling_bench.records import METRICS_COLUMNS, EpochRow
 from ddp_scaling_bench.run_folder import RunFolder
+from tests.analysis.studies import make_cell
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def cell(metrics: dict[str, Any]) -> Cell:
-    return Cell(
-        cell_id="c",
-        launcher="torchrun",
-        backend="gloo",
-        nodes=2,
-        tasks_per_node=2,
-        world_size=4,
-        per_gpu_batch=8,
-        global_batch=32,
-        argv=["x"],
-        metrics=metrics,
-        workload={"device": "cpu", "epochs": 3, "steps_per_epoch": 5},
-        env={},
-    )
+    usual = make_cell(4, batch=8, mode="weak", per_node=2, launcher="torchrun")
+    workload = {"device": "cpu", "epochs": 3, "steps_per_epoch": 5}
+    return replace(usual, argv=["x"], metrics=metrics, workload=workload, planned_epochs=None)
 
 
 class Left:
@@ -159,23 +149,18 @@ def test_an_average_of_the_run_has_a_rate_and_a_loss_but_no_steps(left, output, 
     assert [one for one in findings if not isinstance(one, LineForms)] == [average]
 
 
-@pytest.mark.parametrize("rates", [[13.0, 9.0]])
-def test_values_that_are_not_one_average_are_refused(left, rates):
-    left.folder.out.write_text("".join(summary(rate, 0.5) for rate in rates))
-    low, high = (f"{rate:g} in line {rates.index(rate) + 1}" for rate in (min(rates), max(rates)))
+def test_several_averages_and_parts_of_a_number_are_refused(left):
+    left.folder.out.write_text(summary(13.0, 0.5) + summary(9.0, 0.5))
     assert left.lack(AVERAGE) == (
-        f"job.out contains {len(rates)} different values of throughput ({low} to {high}), but kind average reads "
+        "job.out contains 2 different values of throughput (9 in line 2 to 13 in line 1), but kind average reads "
         "one value of the whole run; let workload.metrics match only the summary, or remove kind"
     )
-
-
-@pytest.mark.parametrize(("printed", "found"), [("1.235e+04", "1.235"), ("1,234.5", "1")])
-def test_a_part_of_a_number_is_refused(left, printed, found):
-    left.folder.out.write_text(f"took 5.25s\nrate {printed}, step 2,100\n")
-    assert left.lack({"output": {"throughput": "rate ([0-9.]+)"}}) == (
-        f"job.out:2: workload.metrics.output.throughput found {found!r}, which is only a part of {printed}; let "
-        "the pattern match the whole number, for example with ([0-9.,e+-]+)"
-    )
+    for printed, found in (("1.235e+04", "1.235"), ("1,234.5", "1")):
+        left.folder.out.write_text(f"took 5.25s\nrate {printed}, step 2,100\n")
+        assert left.lack({"output": {"throughput": "rate ([0-9.]+)"}}) == (
+            f"job.out:2: workload.metrics.output.throughput found {found!r}, which is only a part of {printed}; "
+            "let the pattern match the whole number, for example with ([0-9.,e+-]+)"
+        )
 
 
 LOSS = {**STEP_TIME, "loss": r"loss (\S+)"}
@@ -202,64 +187,43 @@ def test_values_that_are_left_out_or_counted_twice_are_named_by_verify(left, out
     assert (checks["epochs"], checks["throughput"]) == ("ok", "ok")
 
 
-def test_files_are_read_by_their_columns_and_lines_without_a_value_are_skipped(left):
-    (left.folder.path / "log.csv").write_text("\ufeffstep, ips ,val\n1,10,\n2,20,\n3,,0.5\n")
-    rows = left.rows({"csv": "log.csv", "columns": {"throughput": "ips"}})
-    assert column(rows, "throughput_samples_per_sec") == [10.0, 20.0]
-
-
 def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
     left.folder.out.write_text("time 5ms\ntime 6ms, rate 3\n")
-    pattern = STEP_TIME["step_time"]
-    assert left.lack({"output": {"throughput": "speed ([0-9]+)"}}) == (
-        "no line of job.out or job.err matches the pattern of throughput, 'speed ([0-9]+)'; correct it: "
-        "workload.metrics.output, or --pattern for logs"
-    )
-    assert left.lack({"output": {**STEP_TIME, "throughput": "speed ([0-9]+)"}}) == (
-        "no line of job.out matches the pattern of throughput, 'speed ([0-9]+)'; correct it: "
-        "workload.metrics.output, or --pattern for logs"
-    )
+    correct = "correct it: workload.metrics.output, or --pattern for logs"
+    for metrics, where in (({}, "job.out or job.err"), (STEP_TIME, "job.out")):
+        assert left.lack({"output": {**metrics, "throughput": "speed ([0-9]+)"}}) == (
+            f"no line of {where} matches the pattern of throughput, 'speed ([0-9]+)'; {correct}"
+        )
     assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
         "job.out contains step_time 2 times and throughput 1 times, so the values cannot be paired (as in line 1)"
     )
-    assert (
-        left.lack({"output": STEP_TIME, "skip": 2})
-        == "job.out contains 2 values, and workload.metrics.skip 2 drops all of them"
-    )
+    all_dropped = "job.out contains 2 values, and workload.metrics.skip 2 drops all of them"
+    assert left.lack({"output": STEP_TIME, "skip": 2}) == all_dropped
     assert left.lack({"output": {"step_time": "(time)"}}) == (
         "job.out:1: workload.metrics.output.step_time found 'time', which is not a number"
     )
-    assert pattern in left.lack({"output": {"step_time": f"x{pattern}"}})
 
 
-def test_a_loss_that_is_not_finite_is_reported_and_the_rows_are_kept(left):
-    left.folder.out.write_text("loss 3 time 5ms\nloss nan time 5ms\n")
-    assert (
-        left.lack({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})
-        == "the loss became nan in reading 2 of job.out, line 2"
-    )
-    assert len(readings_of(left.folder, cell({"output": {**STEP_TIME, "loss": r"loss (\S+)"}})).rows) == 2
-
-
-def test_a_file_that_is_missing_or_has_other_columns_is_named(left):
+def test_a_file_is_read_by_its_columns_and_one_that_is_missing_or_has_others_is_named(left):
     path = left.folder.path / "log.csv"
     metrics = {"csv": "log.csv", "columns": {"throughput": "ips"}}
     assert left.lack(metrics) == "the command did not create log.csv, the file named in workload.metrics.csv"
+    path.write_text("\ufeffips ,step, val\n10,1,\n20,2,\n,3,0.5\n")  # a line without a value is skipped
+    assert column(left.rows(metrics), "throughput_samples_per_sec") == [10.0, 20.0]
     path.write_text("a,b\n1,2\n")
     assert left.lack(metrics) == "log.csv has no ips (workload.metrics.columns); it contains a, b"
     path.write_text("ips\nfast\n")
     assert left.lack(metrics) == "log.csv:2: contains 'fast', which is not a number"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "sparse"])
-def test_a_log_that_cannot_be_read_is_the_problem(left, kind):
-    if kind == "fifo":
-        os.mkfifo(left.folder.out)
-    else:
-        with left.folder.out.open("wb") as file:
-            file.truncate(2**30 + 1)
-    what = "It is not a regular file" if kind == "fifo" else "it is larger than 1 GiB"
-    assert left.lack({"output": STEP_TIME}) == f"{left.folder.out}: cannot be read: {what}"
+def test_a_log_that_cannot_be_read_is_the_problem(left):
+    os.mkfifo(left.folder.out)
+    problem = f"{left.folder.out}: cannot be read:"
+    assert left.lack({"output": STEP_TIME}) == f"{problem} It is not a regular file"
+    left.folder.out.unlink()
+    with left.folder.out.open("wb") as file:
+        file.truncate(2**30 + 1)
+    assert left.lack({"output": STEP_TIME}) == f"{problem} it is larger than 1 GiB"
 
 
 def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(left):
@@ -269,15 +233,15 @@ def test_a_command_that_records_nothing_is_incomplete_unless_metrics_is_none(lef
     assert left.lack({"source": "none"}) == ""
 
 
-def test_a_recorded_loss_that_is_not_finite_is_reported_with_its_epoch(left):
-    def record(loss: str) -> None:
-        rows = [METRICS_COLUMNS, *([epoch, "5", "40", told] for epoch, told in (("1", "2.5"), ("2", loss)))]
-        lines = [",".join([*row, *[""] * (len(METRICS_COLUMNS) - len(row))]) for row in rows]
-        left.folder.metrics_csv.write_text("\n".join(lines) + "\n")
-
+def test_a_loss_that_is_not_finite_is_reported_with_its_place_and_the_rows_are_kept(left):
+    left.folder.out.write_text("loss 3 time 5ms\nloss nan time 5ms\n")
+    assert left.lack({"output": LOSS}) == "the loss became nan in reading 2 of job.out, line 2"
+    assert len(readings_of(left.folder, cell({"output": LOSS})).rows) == 2
+    rest = "," * (len(METRICS_COLUMNS) - 4)
     assert METRICS_COLUMNS[3] == "train_loss"
     for loss, words in (("nan", "the loss became nan in epoch 2"), ("2.4", ""), ("", "")):
-        record(loss)
+        rows = [f"1,5,40,2.5{rest}", f"2,5,40,{loss}{rest}", ""]
+        left.folder.metrics_csv.write_text("\n".join([",".join(METRICS_COLUMNS), *rows]))
         assert left.lack({"source": "recorder"}) == words
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from bench.plan import make_plan, write_plan
 from bench.study.findings import ForeignCpu
 from bench.study.ledger import End, FailureClass, Record, RunState
-from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.plan_json import PlannedStudy
 from bench.study.reasons import ExitCode, LogCause
 from bench.study.run_json import next_attempt
 from bench.study.verify import Verification, verify_run
 from ddp_scaling_bench.measure.findings import ModelNotCalled, SharedCores
-from tests.commands.command_line import bench
-from tests.matrices import command, matrix
+from tests.commands.command_line import bench, refusal
+from tests.matrices import command, matrix, planned_study
 
 MATRIX = matrix("own", axes={"tasks_per_node": [2]}, batch=8, workload=command("true"), repeats=1)
 RUN = "n1x2-gloo-torchrun-b8-r1"
@@ -25,8 +24,7 @@ UNMEASURED = ("joined", "world size", "backend", "nodes", "global batch", "train
 @pytest.fixture
 def study(tmp_path) -> PlannedStudy:
     """Return a study with a completed run of a command that measures nothing."""
-    (tmp_path / "own.yaml").write_text(MATRIX)
-    study = open_study(write_plan(make_plan(tmp_path / "own.yaml"), tmp_path / "results"))
+    study = planned_study(tmp_path, MATRIX)
     (run,) = study.runs
     assert run.run_id == RUN
     attempt = next_attempt(study, run, Record(run_id=RUN))
@@ -46,11 +44,11 @@ def verify(study: PlannedStudy, end: End | None = None, **options: Any) -> Verif
     return verify_run(study.run_folder(record), record, study.cell_of(RUN), **options)
 
 
-@pytest.mark.parametrize("state", ["running", "planned"])
-def test_a_run_that_has_not_ended_neither_passes_nor_fails(study, state):
-    record = Record(run_id=RUN, attempt=1, state=RunState(state), remark="Priority")
-    verdict = verify_run(study.run_folder(record), record, study.cell_of(RUN))
-    assert (verdict.passed, [*verdict.checks]) == (False, [])
+def test_a_run_that_has_not_ended_neither_passes_nor_fails(study):
+    for state in (RunState.RUNNING, RunState.PLANNED):
+        record = Record(run_id=RUN, attempt=1, state=state, remark="Priority")
+        verdict = verify_run(study.run_folder(record), record, study.cell_of(RUN))
+        assert (verdict.passed, [*verdict.checks]) == (False, [])
 
 
 def test_a_run_that_was_not_started_is_not_yet_run(study):
@@ -58,17 +56,13 @@ def test_a_run_that_was_not_started_is_not_yet_run(study):
     for target in ("own", f"own/{RUN}", f"results/own/runs/{RUN}", "n1x2"):
         done = bench("verify", target, cwd=study.folder.path.parents[1])
         assert (done.returncode, done.stderr) == (1, "")
-        assert (
-            done.stdout == f"--    {RUN}: not yet run (planned: withdrawn)\n0 of 1 runs pass; 1 not yet run\n"
-        )
+        shown = f"--    {RUN}: not yet run (planned: withdrawn)\n0 of 1 runs pass; 1 not yet run\n"
+        assert done.stdout == shown
 
 
 def test_what_a_failed_run_did_not_write_is_no_further_failure(study):
     training = matrix("own", axes={"tasks_per_node": [2]}, batch=8, repeats=1)
-    (study.folder.path.parent / "own.yaml").write_text(training)
-    planned = open_study(
-        write_plan(make_plan(study.folder.path.parent / "own.yaml"), study.folder.path / "x")
-    )
+    planned = planned_study(study.folder.path.parent, training, results=study.folder.path / "x")
     (folder(study) / "SHA256SUMS").unlink(missing_ok=True)
     line = {"path": "job.err", "line": 3, "text": "  train.py: error: unrecognized arguments: --bach"}
     end = End(state=RunState.FAILED, reasons=(ExitCode(exit_code=2),), log_line=line)
@@ -79,16 +73,13 @@ def test_what_a_failed_run_did_not_write_is_no_further_failure(study):
     ]
 
 
-def test_a_failed_check_fails_a_run_with_unmeasured_values(study):
+def test_a_failed_check_such_as_other_options_fails_a_run_with_unmeasured_values(study):
     (folder(study) / "env.json").write_text('{"joined": {"ranks": 1}, "backend": "nccl", "world_size": 2}')
     verdict = verify(study)
     assert not verdict.passed
     outcomes = {check.name: check.outcome for check in verdict.checks}
     names = ("joined", "backend", "world size", "nodes", "global batch")
     assert [outcomes[name] for name in names] == ["failed", "failed", "ok", "failed", "not measured"]
-
-
-def test_options_that_differ_from_the_plan_fail_the_run(study):
     options = {"device": "cpu", "epochs": 7, "optimizer": "sgd"}
     (folder(study) / "env.json").write_text(json.dumps({"workload": options}))
     (check,) = (check for check in verify(study).failures if check.name == "options")
@@ -144,20 +135,19 @@ def test_the_end_of_a_failed_run_is_shown_with_class_and_cause(study):
     ]
 
 
-@pytest.mark.parametrize(
-    ("allocated", "outcome"),
-    [(("n1", "n2"), "ok"), (("n1.cluster.org", "n2"), "ok"), (("n1", "n2.other.org"), "failed")],
-)
-def test_the_hosts_of_the_ranks_are_those_of_the_job(study, allocated, outcome):
+def test_the_hosts_of_the_ranks_are_those_of_the_job(study):
     hosts = [{"host": "n1", "ranks": [0]}, {"host": "n2.cluster.org", "ranks": [1]}]
     (folder(study) / "env.json").write_text(json.dumps({"hosts": hosts}))
-    (check,) = (check for check in verify(study, allocated=allocated).checks if check.name == "hosts")
-    assert check.outcome == outcome
-    assert check.found == {"ok": "n1, n2.cluster.org", "failed": "n2.cluster.org"}[outcome]
+    for allocated, outcome, found in (
+        (("n1", "n2"), "ok", "n1, n2.cluster.org"),
+        (("n1.cluster.org", "n2"), "ok", "n1, n2.cluster.org"),
+        (("n1", "n2.other.org"), "failed", "n2.cluster.org"),
+    ):
+        (check,) = (check for check in verify(study, allocated=allocated).checks if check.name == "hosts")
+        assert (check.outcome, check.found) == (outcome, found)
 
 
 def test_a_folder_outside_of_a_study_is_an_error_with_a_remedy(study, tmp_path):
     folder(study).rename(tmp_path / "attempt-1")
-    done = bench("verify", str(tmp_path / "attempt-1"), cwd=tmp_path)
-    assert done.returncode == 2
-    assert "is not in the folder of a study that contains the run; give the folder of a run" in done.stderr
+    said = refusal("verify", str(tmp_path / "attempt-1"), cwd=tmp_path)
+    assert "is not in the folder of a study that contains the run; give the folder of a run" in said

@@ -19,13 +19,12 @@ from bench.jobs.slurm.client import (
     joined_lists,
 )
 from bench.jobs.slurm.scheduler import SlurmScheduler
-from bench.plan import make_plan, write_plan
 from bench.study.conditions import Occupation
-from bench.study.plan_json import PlannedStudy, open_study
+from bench.study.plan_json import PlannedStudy
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.common import raised, write_program
-from tests.matrices import matrix, slurm
+from tests.matrices import matrix, planned_study, slurm
 
 
 class Commands:
@@ -73,23 +72,14 @@ def submit(slurm: Slurm) -> str:
     return slurm.submit(["sbatch", "--parsable", "script"])
 
 
-def test_without_a_configuration_the_remedy_is_another_executor(commands):
-    message = "Could not establish a configuration source"
-    commands.add("squeue", err=f"squeue: fatal: {message}\n", code=1)
+def test_a_configuration_that_does_not_exist_is_an_error_at_once(commands):
     # Slurm's commands look for a file that SLURM_CONF names for a minute, so they are not started.
     conf = commands.folder / "slurm.conf"
     commands.add("sinfo", sleep_s=60)
-    slurm, lost = commands.slurm(), commands.slurm(SLURM_CONF=str(conf))
-    for call, words in (
-        (lambda: slurm.queue(["a"]), message),
-        (lost.nodes, f"SLURM_CONF={conf}: the file does not exist"),
-    ):
-        with pytest.raises(SlurmMissingError) as caught:
-            call()
-        assert caught.value.exit_code == 2
-        assert str(caught.value).endswith(
-            f"{words}; run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
-        )
+    assert raised(SlurmMissingError, commands.slurm(SLURM_CONF=str(conf)).nodes) == (
+        f"sinfo: SLURM_CONF={conf}: the file does not exist; "
+        "run this on a login node (perhaps after `module load slurm`), or set cluster.executor: local"
+    )
 
 
 def test_a_query_without_an_answer_times_out_and_a_submission_is_uncertain(commands):
@@ -145,17 +135,12 @@ def test_messages_of_sbatch_distinguish_refused_unavailable_and_uncertain(
     assert isinstance(caught.value, UncertainError) == (error is SlurmUncertainError)
 
 
-def test_a_job_id_counts_even_if_sbatch_fails_afterwards(commands):
+def test_a_job_id_counts_even_if_sbatch_fails_and_the_job_does_not_inherit_the_allocation(commands):
     commands.add("sbatch", out="4711\n", err="sbatch: warning: a plugin fell over\n", code=1)
-    assert submit(commands.slurm()) == "4711"
-
-
-def test_a_job_does_not_inherit_the_allocation_that_bench_runs_in(commands):
-    commands.add("sbatch", out="1\n")
     passed = {"SLURM_CONF": os.devnull, "SBATCH_QOS": "long", "X": "y"}
     outside = {"SLURM_MEM_PER_CPU": "1", "SLURM_JOB_ID": "7", **passed}
     slurm = commands.slurm(**outside)
-    submit(slurm)
+    assert submit(slurm) == "4711"
     (inherited,) = commands.environments("sbatch")
     assert {k: inherited[k] for k in outside if k in inherited} == passed
     assert slurm.sbatch_variables() == {"SBATCH_QOS": "long"}
@@ -170,37 +155,26 @@ def test_names_that_make_no_list_are_not_given_to_squeue(commands):
     assert [call[-1].split("=")[0] for call in commands.calls("squeue")] == ["--name", "--format", "--format"]
 
 
-def test_jobs_share_a_list_unless_it_is_too_long(commands):
-    commands.add("scancel")
+def test_jobs_are_cancelled_together_and_ended_ones_are_ignored_but_a_denied_request_is_an_error(commands):
     ids = [str(number) for number in range(100_000_000, 100_030_000)]
     lists = [text.split(",") for text in joined_lists([*ids, ids[0]])]
-    assert len(lists) == 3
-    assert [job for chunk in lists for job in chunk] == ids
-    commands.slurm().cancel(ids[:3])
-    assert commands.calls("scancel") == [ids[:3]]
-
-
-def test_cancelling_an_ended_job_is_ignored_and_a_denied_request_is_an_error(commands):
+    assert (len(lists), [job for chunk in lists for job in chunk]) == (3, ids)
     ended = "scancel: error: Kill job error on job id 1: Invalid job id specified\n"
     commands.add("scancel", err=ended, code=1)
-    commands.slurm().cancel(["1"])
-    denied = "scancel: error: Kill job error on job id 2: Access/permission denied\n"
-    commands.add("scancel", err=ended + denied, code=1)
-    with pytest.raises(SlurmRefusedError) as caught:
-        commands.slurm().cancel(["1", "2"])
-    assert str(caught.value) == "scancel: Kill job error on job id 2: Access/permission denied"
+    commands.slurm().cancel(ids[:3])
+    assert commands.calls("scancel") == [ids[:3]]
+    denied = "Kill job error on job id 2: Access/permission denied"
+    commands.add("scancel", err=f"{ended}scancel: error: {denied}\n", code=1)
+    assert raised(SlurmRefusedError, commands.slurm().cancel, ["1", "2"]) == f"scancel: {denied}"
 
 
-NAME, OTHER = "study.r1.a1.key", "study.r2.a1.key"
-DISABLED, AWAY = "Slurm accounting storage is disabled", "Unable to connect to database"
+NAME = "study.r1.a1.key"
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> PlannedStudy:
-    folder = tmp_path_factory.mktemp("study")
     text = matrix("poll", cluster=slurm(env_from=["TOKEN"]), axes={"nodes": [1, 2], "tasks_per_node": [1]})
-    (folder / "matrix.yaml").write_text(text)
-    return open_study(write_plan(make_plan(folder / "matrix.yaml"), folder / "results"))
+    return planned_study(tmp_path_factory.mktemp("study"), text)
 
 
 @pytest.fixture
@@ -228,7 +202,9 @@ def test_squeue_is_asked_once_and_sacct_twice_for_all_jobs_of_a_large_study(sche
     assert [len(commands.calls(name)) for name in ("squeue", "sacct")] == [1, 2]
 
 
-def test_an_ended_job_is_settled_once_sacct_knows_its_end(scheduler, commands):
+def test_an_ended_job_is_settled_once_sacct_knows_its_end_and_one_that_only_sacct_has_is_unknown(
+    scheduler, commands
+):
     commands.add("squeue", out=queued(7, "FAILED", reason="NonZeroExitCode"))
     for rows in ("", accounted("7", "RUNNING"), accounted("7", "RUNNING", "allocation")):
         commands.add("sacct", out=rows)
@@ -238,9 +214,7 @@ def test_an_ended_job_is_settled_once_sacct_knows_its_end(scheduler, commands):
     commands.add("sacct", out=accounted("7", "FAILED", exits="3:0"))
     status = scheduler.poll({NAME: ""})[NAME]
     assert (told(status), status.settled) == (("7", "failed", "FAILED: exit code 3"), True)
-
-
-def test_a_job_that_sacct_believes_to_run_is_unknown(scheduler, commands):
+    commands.add("squeue")
     commands.add("sacct", out=accounted("7", "RUNNING"))
     status = scheduler.poll({NAME: "7"})[NAME]
     reason = "job 7 is not in the queue, but sacct says that it has not ended"
@@ -267,12 +241,20 @@ def job(study: PlannedStudy, folder: Path, **more: object) -> Job:
     return replace(Job(name="study.run.1", script=script, folder=RunFolder(folder)), **more)
 
 
-def test_sbatch_gets_the_jobs_to_wait_for_and_literal_paths(study, scheduler, commands):
+def test_sbatch_gets_the_jobs_to_wait_for_and_literal_paths_and_its_variables_are_named(
+    study, scheduler, commands
+):
     commands.add("sbatch", out="4711;alpha\n")
     folder = commands.folder / "100% a'; echo foo"
     one = job(study, folder, after=["5", "6"], options=["--nodes=2"])
     assert scheduler.submit(one) == "4711"
     ((*options, script, argument),) = commands.calls("sbatch")
+    assert scheduler.check(study.runs) == []
+    named = SlurmScheduler(study, slurm=commands.slurm(SBATCH_QOS="a b"))
+    assert named.check(study.runs) == [
+        "SBATCH_QOS='a b' in the environment overrides the scripts' #SBATCH lines"
+    ]
+    assert named.check([]) == []
     assert {"--nodes=2", "--export=ALL", "--dependency=afterany:5:6"} < {*options}
     assert f"--output={str(folder).replace('%', '%%')}/job.out" in options
     assert (script, argument) == (str(one.script.absolute()), str(folder))
@@ -302,14 +284,6 @@ def test_a_job_that_can_start_later_is_no_refusal(study, scheduler, commands):
         assert words.startswith(f"{says.replace(' says', '')}{why}; correct the matrix's cluster section")
     commands.add("sbatch", err="sbatch: Job 7 to start at 2026-11-20T17:13:29 using 2 processors on nodes n1")
     assert scheduler.trial(one, nodes=2) == ""
-
-
-def test_variables_that_override_directives_are_named(study, commands):
-    scheduler = SlurmScheduler(study, slurm=commands.slurm(SBATCH_QOS="a b"))
-    assert scheduler.check(study.runs) == [
-        "SBATCH_QOS='a b' in the environment overrides the scripts' #SBATCH lines"
-    ]
-    assert scheduler.check([]) == []
 
 
 def test_private_data_are_never_taken_for_an_empty_node(scheduler, commands):

@@ -10,28 +10,24 @@ import pytest
 from bench.jobs.contract import Job, Status
 from bench.jobs.slurm.client import Slurm
 from bench.jobs.slurm.scheduler import SlurmScheduler
-from bench.plan import make_plan, write_plan
-from bench.study.layout import StudyFolder
 from bench.study.ledger import FailureClass, RunState
-from bench.study.plan_json import open_study
+from bench.study.plan_json import PlannedStudy
 from ddp_scaling_bench.run_folder import RunFolder
 from tests.cluster.bed import Cluster
 from tests.cluster.containers import wait_for
-from tests.matrices import matrix, slurm
+from tests.matrices import matrix, planned_study, slurm
 
 
 @pytest.fixture(scope="module")
-def planned(tmp_path_factory) -> StudyFolder:
-    folder = tmp_path_factory.mktemp("planned")
-    (folder / "matrix.yaml").write_text(matrix("planned", cluster=slurm(), axes={"nodes": [1]}))
-    return write_plan(make_plan(folder / "matrix.yaml"), folder / "results")
+def planned(tmp_path_factory) -> PlannedStudy:
+    return planned_study(tmp_path_factory.mktemp("planned"), matrix(cluster=slurm(), axes={"nodes": [1]}))
 
 
 class Submitter(SlurmScheduler):
     """Submits small scripts and waits for their ends."""
 
-    def __init__(self, planned: StudyFolder, folder: Path) -> None:
-        super().__init__(open_study(planned), slurm=Slurm())
+    def __init__(self, planned: PlannedStudy, folder: Path) -> None:
+        super().__init__(planned, slurm=Slurm())
         self.folder = folder
 
     def start(self, name: str, body: str = "sleep 300", *options: str) -> str:
@@ -69,7 +65,7 @@ class Submitter(SlurmScheduler):
 
 
 @pytest.fixture
-def submitter(cluster: Cluster, planned: StudyFolder, tmp_path: Path) -> Submitter:
+def submitter(cluster: Cluster, planned: PlannedStudy, tmp_path: Path) -> Submitter:
     return Submitter(planned, tmp_path)
 
 

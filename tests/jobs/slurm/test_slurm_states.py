@@ -67,9 +67,7 @@ def test_the_fixtures_cover_every_final_failure_class():
 
 def test_steps_without_their_job_are_no_outcome():
     rows = parse_accounting("7.0|RUNNING|0:0|||Unknown|Unknown||n1||||python\n")
-    assert classify(rows) is None
-    assert classify([]) is None
-    assert job_statuses(rows) == {}
+    assert (classify(rows), classify([]), job_statuses(rows)) == (None, None, {})
 
 
 QUEUE = """\
@@ -102,19 +100,14 @@ def test_squeue_alone_tells_states_and_reasons():
         "18": ("running", "has ended; its nodes are being cleared", "n3", False),
         "20": ("queued", "waits to start (ReqNodeNotAvail, UnavailableNodes:n[3-4])", "", False),
     }
-    assert found["13"].started is None
-    assert found["15"].started is None
-    assert found["17"].started is not None
-
-
-def test_squeue_tells_of_an_output_that_could_not_be_opened():
-    # 24.11.5 and 26.05.5; squeue of 20.11 and 22.05 shows NonZeroExitCode.
+    assert [found[job].started is not None for job in ("13", "15", "17")] == [False, False, True]
+    # 24.11.5 and 26.05.5, of an output that could not be opened; 20.11 and 22.05 show NonZeroExitCode.
     (row,) = parse_queue("1|FAILED|RaisedSignal:53(Real-time signal 19)|2026-11-22T13:32:46|n1|root|0|a\n")
     outcome = classify_queue(row)
-    assert outcome.failure_class is FailureClass.NEVER_STARTED
-    assert outcome.reason == (
+    assert (outcome.failure_class, outcome.reason) == (
+        FailureClass.NEVER_STARTED,
         "Slurm could not open the job's output; its folder must exist on the nodes and be writable "
-        "(RaisedSignal:53(Real-time signal 19))"
+        "(RaisedSignal:53(Real-time signal 19))",
     )
 
 
@@ -124,16 +117,13 @@ def job_statuses(rows: Sequence[JobRow]) -> dict[str, Status]:
     return {job: status for job, status in found.items() if status is not None}
 
 
-def test_a_job_that_was_requeued_and_held_is_not_waited_for():
-    assert read_state("REQUEUE_HOLD").state is RunState.FAILED
-    assert read_state("SPECIAL_EXIT").state is RunState.FAILED
-
-
-@pytest.mark.parametrize("printed", ["HIBERNATING", "", "RE+"])
-def test_an_unknown_state_says_so_with_slurms_word(printed):
-    slurm_state = read_state(printed)
-    assert slurm_state.state is RunState.UNKNOWN
-    assert slurm_state.meaning == f"Slurm reports the unknown state {printed!r}"
+def test_a_job_that_was_requeued_and_held_is_not_waited_for_and_an_unknown_state_is_shown():
+    for held in ("REQUEUE_HOLD", "SPECIAL_EXIT"):
+        assert read_state(held).state is RunState.FAILED
+    for printed in ("HIBERNATING", "", "RE+"):
+        found = read_state(printed)
+        assert found.state is RunState.UNKNOWN
+        assert found.meaning == f"Slurm reports the unknown state {printed!r}"
 
 
 #: Limits of one job or node, and minimums, which no end of another job changes.
@@ -157,32 +147,19 @@ TEMPORARY = [
 ]
 
 
-@pytest.mark.parametrize("reason", FOREVER)
-def test_a_reason_that_only_somebody_can_end_has_a_remedy(reason):
-    assert obstacle(reason)
-    start, meaning = describe_wait(reason).split(": ", 1)
-    assert start == f"will not start ({reason})"
-    assert all(part.strip() for part in meaning.split("; "))
-    assert len(meaning.split("; ")) == 2, "a meaning and a remedy"
-
-
-@pytest.mark.parametrize("reason", GROUP)
-def test_a_limit_of_a_group_ends_by_itself(reason):
-    assert not obstacle(reason)
-    assert describe_wait(reason) == f"waiting for your group's limit ({reason})"
-
-
-@pytest.mark.parametrize("reason", TEMPORARY)
-def test_other_reasons_are_shown_as_they_are(reason):
-    assert not obstacle(reason)
-    assert describe_wait(reason) == (f"waits to start ({reason})" if reason else "waits to start")
-
-
-def test_the_remedies_name_the_key_of_the_matrix():
-    assert describe_wait("QOSMaxWallDurationPerJobLimit") == (
-        "will not start (QOSMaxWallDurationPerJobLimit): its time limit exceeds that of the QOS; "
-        "lower cluster.time_limit, or choose another cluster.qos"
-    )
+def test_a_reason_that_only_somebody_can_end_has_a_remedy_and_others_are_shown_as_they_are():
+    for reason in FOREVER:
+        assert obstacle(reason), reason
+        start, meaning = describe_wait(reason).split(": ", 1)
+        assert start == f"will not start ({reason})"
+        assert all(part.strip() for part in meaning.split("; "))
+        assert len(meaning.split("; ")) == 2, "a meaning and a remedy"
+    for reason in GROUP:
+        assert describe_wait(reason) == f"waiting for your group's limit ({reason})"
+    for reason in TEMPORARY:
+        assert describe_wait(reason) == (f"waits to start ({reason})" if reason else "waits to start")
+    assert not [reason for reason in (*GROUP, *TEMPORARY) if obstacle(reason)]
+    # The remedies name the key of the matrix.
     assert describe_wait("PartitionNodeLimit").endswith(
         "; choose other axes.nodes or another cluster.partition (`scontrol show partition` shows the limits)"
     )
@@ -196,12 +173,11 @@ def test_the_remedies_name_the_key_of_the_matrix():
 NOTICES = FIXTURES[0].parents[1].joinpath("notices.txt").read_text().rstrip("\n").split("\n\n")
 
 
-@pytest.mark.parametrize("notice", NOTICES, ids=lambda notice: notice.partition("\n")[0])
-def test_the_notices_of_each_release_tell_the_state_that_sacct_would_show(notice):
-    head, text = notice.split("\n", 1)
-    log = f"ValueError: before\n{text}\nsrun: error: n1: task 0: Terminated\n"
-    state = state_from_notices(log, job_id="7")
-    assert (state.word if state else "nothing") == head.rpartition(" -> ")[2]
+def test_the_notices_of_each_release_tell_the_state_that_sacct_would_show():
+    for head, text in (notice.split("\n", 1) for notice in NOTICES):
+        log = f"ValueError: before\n{text}\nsrun: error: n1: task 0: Terminated\n"
+        state = state_from_notices(log, job_id="7")
+        assert (state.word if state else "nothing") == head.rpartition(" -> ")[2], head
 
 
 @given(st.text())
@@ -254,13 +230,6 @@ def told(status: Status | None) -> tuple[Any, ...]:
     return str(status.state), status.failure_class, status.exit_code, status.reason
 
 
-def test_the_step_of_a_run_names_the_cause_and_those_of_others_do_not(folder):
-    of = job(row("7.0", "OUT_OF_MEMORY", "0:125", "r1"), row("7.1", "FAILED", "1:0", "r2"))
-    out_of_memory = "OUT_OF_MEMORY in step 0 (r1); the job says FAILED"
-    assert told(run_status(of, "r1", folder("r1", 1))) == ("failed", "out-of-memory", 1, out_of_memory)
-    assert told(run_status(of, "r2", folder("r2", 1))) == ("failed", "bad-exit", 1, "FAILED: exit code 1")
-
-
 @pytest.mark.parametrize(
     ("exits", "state", "code", "by", "expected"),
     [
@@ -279,22 +248,20 @@ def test_the_step_of_a_run_names_the_cause_and_those_of_others_do_not(folder):
         ),
         ("0:0", "COMPLETED", 0, "exit", ("completed", None, 0, "")),
         (
-            "3:0",
-            "FAILED",
-            0,
-            "exit",
+            *("3:0", "FAILED", 0, "exit"),
             ("completed", None, 0, "the job says COMPLETED, but a step failed; exit code 3"),
         ),
     ],
 )
 def test_a_run_that_ended_before_its_pack_comes_to_what_a_job_would(folder, exits, state, code, by, expected):
-    of = job(row("7.0", state, exits, "r1"))
+    of = job(row("7.0", state, exits, "r1"), row("7.1", "FAILED", "1:0", "r2"))
     status = run_status(of, "r1", folder("r1", code, by, end=code))
     assert told(status) == expected
-    assert status is not None
     assert (status.hosts, status.settled) == ("n1,n2", True)
     assert status.started is not None
     assert [line.split()[0] for line in status.summary.splitlines()] == ["JobID", "7", "7.0"]
+    # The step of another run does not name the cause.
+    assert told(run_status(of, "r2", folder("r2", 1))) == ("failed", "bad-exit", 1, "FAILED: exit code 1")
 
 
 def test_end_json_distinguishes_a_signal_from_an_exit_code_above_128(folder):
