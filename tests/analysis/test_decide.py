@@ -141,12 +141,8 @@ def test_texts_of_efficiency_and_probability() -> None:
     assert text_of(0.94, 0.9, 0.98) == "0.94 [0.90, 0.98]"
     assert text_of(0.81, 0.799, 0.82) == "0.810 [0.799, 0.820]"
     assert text_of(0.5, math.nan, math.nan) == "0.50"
-    assert [probability_text(p) for p in (math.nan, 0.999, 0.001, 0.934)] == [
-        "",
-        "P > 0.99",
-        "P < 0.01",
-        "P = 0.93",
-    ]
+    texts = {0.999: "P > 0.99", 0.001: "P < 0.01", 0.934: "P = 0.93", math.nan: ""}
+    assert {p: probability_text(p) for p in texts} == texts
 
 
 def test_recommendations_of_simulated_studies_are_right() -> None:

@@ -17,10 +17,12 @@ from tests.analysis import studies
 LARGE = 5 << 20
 
 
-def test_the_work_runs_in_another_process_and_a_large_result_arrives():
-    pid, content = in_background(lambda: (os.getpid(), b"x" * LARGE))()
-    assert pid != os.getpid()
+def test_the_work_and_work_within_it_run_in_another_process_and_errors_are_raised_here():
+    pid, inner, content = in_background(lambda: (os.getpid(), in_background(os.getpid)(), b"x" * LARGE))()
+    assert pid == inner != os.getpid()
     assert len(content) == LARGE
+    with pytest.raises(ZeroDivisionError):
+        in_background(lambda: 1 / 0)()
 
 
 @pytest.mark.parametrize("size", [LARGE, 0], ids=["while it sends", "before it sends"])
@@ -47,14 +49,6 @@ def test_a_process_that_is_killed_is_replaced_by_this_one(tmp_path, size):
 
 def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def test_an_error_of_the_work_is_raised_here():
-    def work() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        in_background(work)()
 
 
 def test_two_processes_share_tasks_and_each_is_done_once(tmp_path):
@@ -85,11 +79,6 @@ def test_the_tasks_of_a_process_that_is_killed_are_done_by_this_one(tmp_path):
     while not note.exists():
         time.sleep(0.01)
     assert finish() == [(number, first) for number in range(5)]
-
-
-def test_within_a_second_process_the_work_runs_there():
-    pid, inner = in_background(lambda: (os.getpid(), in_background(os.getpid)()))()
-    assert pid == inner != os.getpid()
 
 
 def test_a_second_process_ends_with_the_first_one():

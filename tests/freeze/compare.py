@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -41,21 +42,26 @@ MAX_TEXTS = 5
 
 Row = dict[str, str]
 Tables = dict[str, list[Row]]
+Answer = dict[str, Any]
 
 
-def actual(study: str, folder: Path) -> Tables:
-    """Unpack a study into ``folder``, and return the tables that `bench` makes of it."""
+def actual(study: str, folder: Path, *words: str) -> tuple[Tables, Answer]:
+    """Unpack a study into ``folder``, and return the tables that `bench` makes of it, and the report's JSON.
+
+    ``words`` are further words for `bench report`.
+    """
     unpack(study, folder)
     if (table := folder / f"{study}.csv").exists():
-        return _report(table, folder, folder / f"{study}-report")
+        return _report(table, folder, folder / f"{study}-report", words)
     tables = {
         "states.csv": [
             _row(run, "run_id", "state", "failure_class") for run in _ask("status", study, folder)
         ],
         "verify.csv": [_row(run, "run_id", "passed") for run in _ask("verify", study, folder)],
     }
-    tables |= _report(folder / study, folder, folder / study / "report")
-    return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}
+    reported, said = _report(folder / study, folder, folder / study / "report", words)
+    tables |= reported
+    return {name: _sums(rows) if len(rows) > MAX_ROWS else rows for name, rows in tables.items()}, said
 
 
 def unpack(study: str, folder: Path) -> None:
@@ -86,10 +92,10 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _report(source: Path, folder: Path, report: Path) -> Tables:
-    """Write a report without figures, and return its tables, verdicts and validity."""
+def _report(source: Path, folder: Path, report: Path, words: Sequence[str]) -> tuple[Tables, Answer]:
+    """Write a report without figures, and return its tables, verdicts and validity, and its JSON."""
     with no_figure():
-        said = json.loads(_bench("report", f"./{source.name}", "--json", cwd=folder).stdout)
+        said = json.loads(_bench("report", f"./{source.name}", "--json", *words, cwd=folder).stdout)
     tables = {
         name: _read(report / name)
         for name in ("scaling.csv", "runs.csv", "causes.csv")
@@ -101,7 +107,7 @@ def _report(source: Path, folder: Path, report: Path) -> Tables:
         rows.append(("verdict", f"{one['series']} {one['cell_id']}", "; ".join(filter(None, told))))
     rows += [("recommended", _name(one), json.dumps(one, sort_keys=True)) for one in said["recommended"]]
     tables["report.csv"] = [dict(zip(("item", "subject", "value"), row, strict=True)) for row in rows]
-    return tables
+    return tables, said
 
 
 def _name(recommended: object) -> str:
@@ -134,10 +140,8 @@ def _read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def differences(study: str) -> Iterator[str]:
-    """Yield a line for each difference of a study from its expected values."""
-    with tempfile.TemporaryDirectory() as folder:
-        tables = actual(study, Path(folder).resolve())
+def differences(study: str, tables: Tables) -> Iterator[str]:
+    """Yield a line for each difference of a study's tables from its expected values."""
     expected = {path.name: _read(path) for path in sorted((HERE / "expected" / study).glob("*.csv"))}
     for name in sorted({*expected, *tables}):
         if name not in tables or name not in expected:
@@ -169,10 +173,8 @@ def _same(one: str, other: str) -> bool:
     return None not in numbers and math.isclose(*numbers, rel_tol=TOLERANCE)  # type: ignore[arg-type]
 
 
-def write(study: str) -> None:
+def write(study: str, tables: Tables) -> None:
     """Write the expected values of a study anew."""
-    with tempfile.TemporaryDirectory() as folder:
-        tables = actual(study, Path(folder).resolve())
     shutil.rmtree(HERE / "expected" / study, ignore_errors=True)
     for name, rows in tables.items():
         text = io.StringIO(newline="")
@@ -197,10 +199,12 @@ def main() -> int:
     given = parser.parse_args()
     found = 0
     for study in given.studies or STUDIES:
+        with tempfile.TemporaryDirectory() as folder:
+            tables, _ = actual(study, Path(folder).resolve())
         if given.write:
-            write(study)
+            write(study, tables)
             continue
-        for line in differences(study):
+        for line in differences(study, tables):
             print(line)
             found += 1
     return 1 if found else 0

@@ -2,17 +2,14 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.study.ledger import now
 from ddp_scaling_bench.measure.conditions import cpu_wait_s, window_conditions
 from ddp_scaling_bench.measure.results import is_stable
 from tests.train.ranks import Finished
@@ -41,40 +38,6 @@ def check_wire_bytes(done: Finished) -> None:
     for row in done.table("metrics"):
         assert float(row["wire_bytes_predicted_per_step"]) == 2 * done.env["gradient_bytes"]
         assert float(row["wire_bytes_per_step"]) > 2 * done.env["gradient_bytes"]
-
-
-def test_the_built_in_workload_samples_every_window(run_ranks):
-    began = now()
-    done = run_ranks(epochs=2, grad_accum=2).succeeded()
-    windows = conditions_of(done)
-    assert [window["epoch"] for window in windows] == [1, 2]
-    times = [datetime.fromisoformat(window[key]) for window in windows for key in ("start", "end")]
-    assert times == sorted(times)
-    assert began <= windows[0]["start"] < windows[1]["end"] <= now()
-    first = windows[0]
-    (node,) = first["nodes"]
-    assert node["node"] == socket.gethostname()
-    assert node["foreign_cpu_s"] >= 0
-    assert node["net"]["interface"] == "lo"
-    assert node["net"]["rx_bytes"] > 100_000  # two ranks exchange 400 kB of gradients in each of 5 steps
-    for number, rank in enumerate(first["ranks"]):
-        assert (rank["rank"], rank["threads"]) == (number, 1)
-        # 5 steps of two micro-batches, of which the second synchronises
-        assert (rank["sync_passes"], rank["clocks"]) == (5, None)
-        assert (rank["recompilations"], rank["compile_s"], rank["allocator_retries"]) == (0, 0, None)
-        assert rank["collectives"] == 5 * len(done.env["ddp"]["bucket_bytes"])
-        assert rank["cpu_wait_s"] >= 0
-    check_wire_bytes(done)
-    ddp = done.env["ddp"]
-    assert sum(ddp.pop("bucket_bytes")) == done.env["gradient_bytes"]
-    assert ddp == {
-        "find_unused_parameters": False,
-        "unused_parameter_bytes": None,
-        "gradient_as_bucket_view": True,
-        "static_graph": False,
-        "broadcast_buffers": False,
-        "buffer_bytes": 0,
-    }
 
 
 def test_a_thread_that_shares_its_core_waits_for_it():

@@ -74,17 +74,9 @@ def test_a_chosen_ring_of_nccl_leaves_each_node_once():
 
 def parts(*link_bytes: float | None, steps: int = 5, sync_passes: int | None = None) -> list[Any]:
     """Return what the ranks of nodes a, b, ... sampled."""
-    return [
-        {
-            "steps": steps,
-            "node": {
-                "node": name,
-                "net": {"sent": {"link_bytes": size, "unknown_because": size is None and "why"}},
-            },
-            "rank": {"sync_passes": sync_passes},
-        }
-        for name, size in zip("abcd", link_bytes, strict=False)
-    ]
+    sent = [{"link_bytes": size, "unknown_because": size is None and "why"} for size in link_bytes]
+    nodes = [{"node": name, "net": {"sent": own}} for name, own in zip("abcd", sent, strict=False)]
+    return [{"steps": steps, "node": node, "rank": {"sync_passes": sync_passes}} for node in nodes]
 
 
 def on_two_nodes(size: float = 12e6) -> WireBytes:

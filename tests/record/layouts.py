@@ -1,6 +1,6 @@
-"""Trainings in which several ranks share a replica of the model, and what they count themselves."""
+"""Trainings in which several ranks share a replica of the model, one after another in the same ranks."""
 
-import json
+import os
 
 import torch
 import torch.distributed as dist
@@ -16,24 +16,20 @@ from tests.train.ranks import folder_of_test
 BATCH, WIDTH, STEPS = 8, 16, 10
 
 
-def _note(steps: int, replicas: int) -> None:
-    if dist.get_rank() == 0:
-        own = {"samples_per_step": BATCH * replicas, "steps": steps, "world_size": dist.get_world_size()}
-        (folder_of_test() / "own.json").write_text(json.dumps(own))
+def batches(seed: int) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(BATCH, WIDTH) for _ in range(STEPS)]
 
 
-def tensor_parallel() -> int:
+def tensor_parallel() -> None:
     """Two replicas with two ranks each; both ranks of a replica read the same batch."""
-    dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH), nn.LayerNorm(WIDTH))
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    torch.manual_seed(10 + mesh["dp"].get_local_rank())
-    data = [torch.randn(BATCH, WIDTH) for _ in range(STEPS)]
-    with Recorder(model=model, optimizer=optimizer, run_dir=folder_of_test()) as recorder:
-        for inputs in recorder.batches(data):
+    with Recorder(model=model, optimizer=optimizer) as recorder:
+        for inputs in recorder.batches(batches(10 + mesh["dp"].get_local_rank())):
             with recorder.step():
                 optimizer.zero_grad()
                 model(inputs).square().mean().backward()
@@ -41,13 +37,10 @@ def tensor_parallel() -> int:
                     own = one.grad.to_local() if hasattr(one.grad, "to_local") else one.grad
                     dist.all_reduce(own, group=mesh["dp"].get_group())
                 optimizer.step()
-    _note(STEPS, 2)
-    return 0
 
 
-def pipeline() -> int:
+def pipeline() -> None:
     """Two replicas with two stages each, whose parameters start alike; only the first stages read data."""
-    dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     stage, group = mesh["pp"].get_local_rank(), mesh["pp"].get_group()
     torch.manual_seed(0)
@@ -57,9 +50,8 @@ def pipeline() -> int:
     schedule = Schedule1F1B(
         part, n_microbatches=2, loss_fn=lambda output, target: (output - target).square().mean()
     )
-    torch.manual_seed(10 + mesh["dp"].get_local_rank())
-    data = [torch.randn(BATCH, WIDTH) for _ in range(STEPS)]
-    with Recorder(model=module, optimizer=optimizer, run_dir=folder_of_test()) as recorder:
+    data = batches(10 + mesh["dp"].get_local_rank())
+    with Recorder(model=module, optimizer=optimizer) as recorder:
         for inputs in recorder.batches(data) if stage == 0 else data:
             with recorder.step():
                 optimizer.zero_grad()
@@ -67,29 +59,37 @@ def pipeline() -> int:
                 for one in module.parameters():
                     dist.all_reduce(one.grad, group=mesh["dp"].get_group())
                 optimizer.step()
-    _note(STEPS, 2)
-    return 0
 
 
-def pairs() -> int:
+def pairs() -> None:
     """Four ranks, of which two each read the same batches."""
-    dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank() // 2)
-    data = [torch.randn(BATCH, WIDTH) for _ in range(STEPS)]
-    model = nn.Linear(WIDTH, 4)
-    with Recorder(model=model, run_dir=folder_of_test()) as recorder:
+    model, data = nn.Linear(WIDTH, 4), batches(dist.get_rank() // 2)
+    with Recorder(model=model) as recorder:
         for inputs in recorder.batches(data):
             with recorder.step():
                 model(inputs).sum().backward()
-    return 0
 
 
-def unclear() -> int:
+def unclear() -> None:
     """Three of four ranks count samples, which fits no layout of two ranks per replica."""
-    dist.init_process_group("gloo")
     model = nn.Linear(WIDTH, 4)
-    with Recorder(model=model, run_dir=folder_of_test()) as recorder:
-        for _ in range(STEPS):
+    with Recorder(model=model) as recorder:
+        for inputs in batches(0):
             with recorder.step(samples=BATCH if dist.get_rank() else None):
-                model(torch.randn(BATCH, WIDTH)).sum().backward()
+                model(inputs).sum().backward()
+
+
+TRAININGS = {
+    "tensor parallel": tensor_parallel,
+    "pipeline": pipeline,
+    **{f"pairs, {model_parallel}": pairs for model_parallel in (1, 2, 4)},
+    "unclear": unclear,
+}
+
+
+def layouts() -> int:
+    dist.init_process_group("gloo")
+    for name, train in TRAININGS.items():
+        os.environ["BENCH_RUN_DIR"] = str(folder_of_test() / name)
+        train()
     return 0

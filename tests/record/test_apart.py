@@ -24,33 +24,25 @@ from tests.train.ranks import torchrun_env
 @pytest.fixture(scope="module")
 def trainings(server, tmp_path_factory):
     folder = tmp_path_factory.mktemp("apart") / "run"
-    server.start(folder, torchrun_env(2), "tests.record.apart:trainings").finish().succeeded()
-    return folder
+    return server.start(folder, torchrun_env(2), "tests.record.apart:trainings").finish().succeeded().within
 
 
 @pytest.mark.parametrize(
     ("name", "together", "by"),
     [
-        ("apart", False, "parameters"),
-        ("apart, with logs", False, "parameters"),
-        ("apart, low rank", False, "parameters"),
-        ("apart, decay", False, "parameters"),
-        ("apart, other starts", False, "parameters"),
-        ("apart, other starts, with logs", False, "parameters"),
-        ("apart, ddp", False, "parameters"),
+        *[(name, False, "parameters") for name in apart.TRAININGS if name.startswith("apart")],
         ("copies", False, "parameters"),
-        ("gradients", True, "parameters"),
-        ("gradients, other starts", True, "parameters"),
-        ("weights", True, "parameters"),
-        ("weights, after the step", True, "parameters"),
-        ("ddp", True, "strategy"),
-        ("ddp, copies", True, "strategy"),
-        ("ddp, low rank", True, "strategy"),
+        *[
+            (name, True, "parameters")
+            for name in apart.TRAININGS
+            if name.startswith(("gradients", "weights"))
+        ],
+        *[(name, True, "strategy") for name in apart.TRAININGS if name.startswith("ddp")],
         ("no model", None, None),
     ],
 )
 def test_ranks_that_do_not_train_together_are_found(trainings, name, together, by):
-    env = json.loads((trainings / name / "env.json").read_text())
+    env = trainings(name).env
     assert env["exchange"] == {"together": together, "by": by}
     found = kinds(env).get("separate-trainings", {"by": None})["by"]
     assert found == ("copies" if name == "copies" else None if together is not False else by)

@@ -37,10 +37,8 @@ def fit(server, tmp_path):
 def test_two_ranks_are_measured_as_any_others(fit):
     script = [str(EXAMPLES / "train_lightning.py"), "--devices", "2", "--samples", "1024", "--width", "64"]
     rows, env = fit(*script, ranks=2)
-    assert [(row["epoch"], row["steps"], row["samples"]) for row in rows] == [
-        ("1", "5", "320"),
-        ("2", "5", "320"),
-    ]
+    counts = [(row["epoch"], row["steps"], row["samples"]) for row in rows]
+    assert counts == [("1", "5", "320"), ("2", "5", "320")]
     assert (env["world_size"], env["joined"]["ranks"], env["global_batch"]) == (2, 2, 64)
     for row in rows:
         assert all(float(row[f"{part}_time_sec"]) > 0 for part in PARTS)

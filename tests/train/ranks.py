@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,10 @@ class Finished:
     def succeeded(self) -> Finished:
         assert not any(self.codes), "\n".join(self.err)
         return self
+
+    def within(self, name: str) -> Finished:
+        """Return the same with a folder in that of the run, in which the ranks recorded."""
+        return replace(self, folder=self.folder / name)
 
 
 class Started:
@@ -127,18 +131,10 @@ class ForkServer:
         """
         self._kill_unfinished()
         folder.mkdir(parents=True, exist_ok=True)
+        common = {"GLOO_SOCKET_IFNAME": "lo", "BENCH_THREADS_PER_RANK": "1", "TEST_FOLDER": str(folder)}
         ranks = [
-            {
-                "env": {
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "BENCH_THREADS_PER_RANK": "1",
-                    "TEST_FOLDER": str(folder),
-                    **env,
-                },
-                "out": str(folder / f"{number}.out"),
-                "err": str(folder / f"{number}.err"),
-            }
-            for number, env in enumerate(environments)
+            {"env": common | env, **{name: str(folder / f"{number}.{name}") for name in ("out", "err")}}
+            for number, env in enumerate(map(dict, environments))
         ]
         assert self._process.stdin
         module, _, function = target.partition(":")
@@ -203,6 +199,18 @@ def server() -> Iterator[ForkServer]:
     started = ForkServer()
     yield started
     started.close()
+
+
+@pytest.fixture(scope="session")
+def plain(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A run of two ranks and two micro-batches, with several buckets, a checkpoint and probes."""
+    options = QUICK | {"parameters": 400_000, "bucket_cap_mb": 0.4, "val_steps": 2, "grad_accum": 2}
+    options |= {"steps_per_epoch": 6, "epochs": 2, "warmup_steps": 4, "attribution_steps": 8}
+    options |= {"probe_steps": 4, "sweep_time": 10, "sweep_max_mb": 1, "checkpoint": True, "batch": 16}
+    known = {"NCCL_ALGO": "Ring", "HF_TOKEN": "hidden", "NCCL_X": "http://u:hidden@h"}
+    environments = [env | known for env in torchrun_env(2)]
+    folder = tmp_path_factory.mktemp("plain run")
+    return server.train(folder, environments, launcher="srun", **options).finish().succeeded()
 
 
 @pytest.fixture

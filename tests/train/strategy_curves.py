@@ -95,12 +95,10 @@ def curves(*names: str) -> int:
     rank, world_size = join_group(timeout=TIMEOUT), dist.get_world_size()
     hosts: list[str] = [""] * world_size
     dist.all_gather_object(hosts, host_name(os.environ))
-    strategies = [
-        name
-        for name in PLANNED
-        if (world_size == 1 or not STRATEGIES[name].one_rank)
-        and (len({*hosts}) > 1 or not STRATEGIES[name].within_hosts)
-    ]
+    strategies = ["ddp", "hsdp"]  # on several hosts; all others are compared on one host
+    if len({*hosts}) == 1:
+        usable = [name for name in PLANNED if not STRATEGIES[name].within_hosts]
+        strategies = [name for name in usable if world_size == 1 or not STRATEGIES[name].one_rank]
     found: dict[str, Any] = {
         setting: {strategy: train(_options(strategy, SETTINGS[setting])) for strategy in strategies}
         for setting in names or SETTINGS

@@ -22,9 +22,9 @@ from ddp_scaling_bench.train.probes import (
     CollectiveSweep,
     Size,
     Sweep,
+    _timed_steps,
     hidden_fraction,
     message_sizes,
-    run_probes,
     union_s,
 )
 from tests.analysis.studies import make_cell
@@ -36,22 +36,12 @@ MIB = 2**20
 PROBES = {"probe_steps": 3, "sweep_time": 5, "sweep_max_mb": 0.1}
 
 
-@pytest.fixture(scope="module")
-def probed(server, tmp_path_factory):
-    """Two ranks of an mlp with several buckets."""
-    folder = tmp_path_factory.mktemp("probed run")
-    model = {"parameters": 400_000, "bucket_cap_mb": 0.4, "val_steps": 0}
-    probes = {"probe_steps": 4, "sweep_time": 10, "sweep_max_mb": 1}
-    options = QUICK | model | probes | {"steps_per_epoch": 4}
-    return server.train(folder, torchrun_env(2), **options).finish().succeeded()
-
-
 def content_of(finished) -> dict:
     return json.loads((finished.folder / "probes.json").read_text(encoding="utf-8"))
 
 
-def test_probes_json_has_the_documented_keys(probed):
-    content = content_of(probed)
+def test_probes_json_has_the_documented_keys_and_metrics_the_total_communication(plain):
+    content = content_of(plain)
     assert list(content) == [
         *("schema", "world_size", "backend", "seconds", "bucket_bytes", "steps"),
         *("all_reduce", "reasons", "standalone_s", "hidden_fraction"),
@@ -59,12 +49,15 @@ def test_probes_json_has_the_documented_keys(probed):
     assert (content["schema"], content["world_size"], content["backend"]) == (1, 2, "gloo")
     assert content["reasons"] == {"steps": None, "all_reduce": None}
     assert content["seconds"]["all"] > 0
+    for row in plain.table("metrics"):
+        mean_s = sum(content["steps"]["comm_time_s"]) / 2
+        assert float(row["comm_time_sec"]) == pytest.approx(mean_s, rel=1e-9)
 
 
-def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
-    content = content_of(probed)
+def test_the_timed_buckets_are_those_that_ddp_says_it_has(plain):
+    content = content_of(plain)
     buckets = content["bucket_bytes"]
-    assert sum(buckets) == probed.env["gradient_bytes"]
+    assert sum(buckets) == plain.env["gradient_bytes"]
     assert len(buckets) > 2
     steps = content["steps"]["timed_buckets_rank_0"]
     assert len(steps) == 4
@@ -76,14 +69,8 @@ def test_the_timed_buckets_are_those_that_ddp_says_it_has(probed):
         assert union <= sum(span.end_s - span.begin_s for span in spans) + 1e-12
 
 
-def test_total_communication_stands_in_every_row_of_the_metrics(probed):
-    per_rank = content_of(probed)["steps"]["comm_time_s"]
-    for row in probed.table("metrics"):
-        assert float(row["comm_time_sec"]) == pytest.approx(sum(per_rank) / 2, rel=1e-9)
-
-
-def test_the_sweep_times_powers_of_four_and_the_buckets(probed):
-    content = content_of(probed)
+def test_the_sweep_times_powers_of_four_and_the_buckets(plain):
+    content = content_of(plain)
     sizes = content["all_reduce"]["sizes"]
     buckets = set(content["bucket_bytes"])
     assert {size["bytes"] for size in sizes} == buckets | {4096 * 4**k for k in range(5)}
@@ -97,7 +84,7 @@ def test_the_sweep_times_powers_of_four_and_the_buckets(probed):
     alone = {size["bytes"]: size["time_s"] for size in sizes}
     assert content["standalone_s"] == pytest.approx(sum(alone[size] for size in content["bucket_bytes"]))
     # Without the time of waiting for a later rank.
-    last = probed.table("ranks")
+    last = [row for row in plain.table("ranks") if row["epoch"] == "2"]
     exposed, wait = (
         mean(float(row[f"comm_{part}_time_sec"]) for row in last) for part in ("exposed", "wait")
     )
@@ -119,12 +106,18 @@ def test_without_a_launcher_one_rank_has_steps_to_probe_and_nobody_to_communicat
     assert (content["standalone_s"], content["hidden_fraction"]) == (None, None)
 
 
-def test_accumulation_communicates_once_per_step_in_mixed_precision_with_states_of_the_optimizer(run_ranks):
-    options = {"grad_accum": 3, "probe_steps": 1, "sweep_time": 0, "precision": "bf16", "optimizer": "adamw"}
-    content = content_of(run_ranks(**PROBES | options).succeeded())
+def test_probes_time_what_a_hook_sends_once_per_step_in_mixed_precision_with_states_of_the_optimizer(
+    run_ranks,
+):
+    options = {"grad_accum": 3, "precision": "bf16", "optimizer": "adamw", "comm_hook": "fp16"}
+    finished = run_ranks(**PROBES | options | {"probe_steps": 1, "sweep_time": 0.1}).succeeded()
+    content = content_of(finished)
     (step,) = content["steps"]["timed_buckets_rank_0"]
-    assert len(step) == len(content["bucket_bytes"])
+    assert sorted(size for _, size, *_ in step) == sorted(content["bucket_bytes"])
+    assert 2 * sum(content["bucket_bytes"]) == finished.env["gradient_bytes"]
     assert len(content["steps"]["comm_time_s"]) == 2
+    assert content["all_reduce"]["dtype"] == "float16"
+    assert float(finished.table("metrics")[0]["comm_exposed_time_sec"]) > 0
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 10), reason="FSDP2 does not work on CPUs with this torch")
@@ -213,54 +206,24 @@ class OneRank:
     """Collectives of one rank that pretends to be two; all that a sweep needs."""
 
     world_size = 2
-
-    def barrier(self) -> None:
-        pass
-
-    def maxima(self, values):
-        return list(values)
-
-    def minima(self, values):
-        return list(values)
-
-    def rows(self, values):
-        return [list(values), list(values)]
+    barrier = staticmethod(lambda: None)
+    maxima = minima = staticmethod(list)
+    rows = staticmethod(lambda values: [list(values), list(values)])
 
 
-def test_a_training_at_85_percent_of_the_memory_has_no_room_for_the_activations_of_a_copy(
-    monkeypatch, tmp_path
-):
+def test_a_training_at_85_percent_of_the_memory_has_no_room_for_the_activations_of_a_copy(monkeypatch):
     """In units of the weights of 20 on the GPU: a copy needs 4 and buckets, and each of its steps 13."""
-    model = torch.nn.Linear(1000, 1000, bias=False)
     weights = 4 * 10**6
     held = {"memory_allocated": 4, "memory_reserved": 17.5, "max_memory_allocated": 17}
     for name, value in held.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: int(value * weights))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(2.5 * weights), 20 * weights))
-    options, host = TrainOptions(sweep_time=0, optimizer="adamw"), SimpleNamespace(ranks=[0])
-    session = SimpleNamespace(
-        options=options,
-        device=torch.device("cuda", 0),
-        is_first=True,
-        say=print,
-        folder=RunFolder(tmp_path),
-        cell=SimpleNamespace(backend="nccl"),
-        host=host,
-        launch=SimpleNamespace(rank=0, world_size=1),
-        me=SimpleNamespace(host="n1"),
-        joined=SimpleNamespace(hosts=[host]),
-    )
-    parts = SimpleNamespace(has_buckets=True, bucket_bytes=list, messages=list, module=model)
-    for name in ("metrics.csv", "ranks.csv", "steps.csv"):
-        (tmp_path / name).touch()
-    run_probes(
-        session,
-        OneRank(),
-        SimpleNamespace(model=model, parts=parts, feed=SimpleNamespace(close=None)),
-        SimpleNamespace(last_row=None),
-    )
-    reasons = json.loads((tmp_path / "probes.json").read_text())["reasons"]
-    assert reasons == {"steps": "not enough memory for a copy of the model", "all_reduce": "sweep_time is 0"}
+    host = SimpleNamespace(ranks=[0])
+    options, joined = TrainOptions(optimizer="adamw"), SimpleNamespace(hosts=[host])
+    session = SimpleNamespace(options=options, device=torch.device("cuda", 0), host=host, joined=joined)
+    parts = SimpleNamespace(has_buckets=True)
+    trainer = SimpleNamespace(model=torch.nn.Linear(1000, 1000, bias=False), parts=parts)
+    assert _timed_steps(session, OneRank(), trainer) == "not enough memory for a copy of the model"
 
 
 class SlowSweep(CollectiveSweep):
@@ -278,18 +241,15 @@ def slow_sweep(budget_s: float, room_bytes: float = 1e12) -> Sweep:
     return sweep.run(sizes, budget_s=budget_s, room_bytes=room_bytes, seed=1)
 
 
-def test_sizes_that_take_too_long_are_left_out_and_named():
+def test_sizes_that_take_too_long_or_too_much_memory_are_left_out_and_named():
     found = slow_sweep(2.0)
     assert [size.bytes for size in found.sizes] == [4096, 16384, 65536, 262144]
-    assert found.dropped == [
-        {"bytes": 1048576, "reason": "about 1.05 s per repeat is too long for a sweep of 2 s"},
-        {"bytes": 4194304, "reason": "about 4.19 s per repeat is too long for a sweep of 2 s"},
-        {"bytes": 16777216, "reason": "about 16.8 s per repeat is too long for a sweep of 2 s"},
-    ]
+    times = {1048576: "1.05", 4194304: "4.19", 16777216: "16.8"}
+    assert {one["bytes"]: one["reason"] for one in found.dropped} == {
+        size: f"about {seconds} s per repeat is too long for a sweep of 2 s"
+        for size, seconds in times.items()
+    }
     assert found.time_s(3) == pytest.approx(0.262144)
-
-
-def test_messages_for_which_there_is_no_memory_are_left_out_and_named():
     found = slow_sweep(1e3, room_bytes=5 * MIB)
     assert found.sizes[-1].bytes == 4 * MIB
     assert found.dropped == [{"bytes": 16 * MIB, "reason": "not enough memory"}]

@@ -57,10 +57,13 @@ def test_every_strategy_has_ddps_losses_and_checkpoint(server, tmp_path, ranks):
     timeouts = {name for name, one in found["accumulated"].items() if {*one["timeouts"]} == {77}}
     assert timeouts == {name for name in own if "weights" in STRATEGIES[name].sharded}
     shares = {name: count / own["ddp"] for name, count in own.items()}
-    parts = {1: {"none": 1, "fsdp": 1}, 2: {"fsdp": 2}, 4: {"fsdp": 4, "hsdp": 2}}[ranks]
-    for name, count in {"zero1": 1, "ddp-static": 1, **parts, "fsdp-keep": parts["fsdp"]}.items():
-        assert shares[name] == pytest.approx(1 / count, rel=0.05), name
-    assert {*shares} == {"ddp", "zero1", "ddp-static", "fsdp-keep", *parts}
+    whole = dict.fromkeys(("ddp", "zero1", "ddp-static"), 1)
+    parts = {
+        1: {**whole, "none": 1, "fsdp": 1, "fsdp-keep": 1},
+        2: {**whole, "fsdp": 2, "fsdp-keep": 2},
+        4: {"ddp": 1, "hsdp": 2},
+    }
+    assert shares == pytest.approx({name: 1 / count for name, count in parts[ranks].items()}, rel=0.05)
 
 
 @pytest.mark.skipif(not WITHOUT_FSDP, reason="FSDP2 works with this torch")
@@ -99,51 +102,6 @@ def test_a_sharded_run_has_all_files_and_says_that_one_node_has_no_replicas(serv
     assert RunFolder(tmp_path).trace.stat().st_size > 0
 
 
-def test_the_probes_time_what_a_hook_sends(run_ranks):
-    run = run_ranks(comm_hook="fp16", probe_steps=2, sweep_time=0.1)
-    assert float(run.succeeded().table("metrics")[0]["comm_exposed_time_sec"]) > 0
-    probes = json.loads((run.folder / "probes.json").read_text())
-    assert 2 * sum(probes["bucket_bytes"]) == run.env["gradient_bytes"]
-    timed = [size for _, size, *_ in probes["steps"]["timed_buckets_rank_0"][0]]
-    assert sorted(timed) == sorted(probes["bucket_bytes"])
-    assert probes["all_reduce"]["dtype"] == "float16"
-
-
-@pytest.mark.parametrize(
-    ("options", "hosts", "message"),
-    [
-        (
-            {"strategy": "hsdp"},
-            {"a": 2, "b": 1},
-            "strategy hsdp needs the same number of ranks on every node, not 2, 1; use strategy fsdp",
-        ),
-        pytest.param(
-            {
-                "strategy": "fsdp",
-                "model": "resnet50",
-                "image_size": 32,
-                "precision": "bf16",
-                "param_dtype": "bf16",
-            },
-            {"a": 1, "b": 1},
-            "model resnet50 has batch normalisation, which needs weights in fp32, not bf16; use param_dtype fp32",
-            marks=needs_fsdp,
-        ),
-        (
-            {"strategy": "zero1", "comm_hook": "bf16"},
-            {"a": 1},
-            "strategy zero1 sends bf16 with torch's bf16 hook, which needs nccl, not gloo; use fp16 or fp32",
-        ),
-    ],
-)
-def test_a_strategy_that_cannot_train_ends_all_ranks_with_one_message(run_ranks, options, hosts, message):
-    run = run_ranks(batch=1, environments=srun_env(hosts), **options)
-    assert {*run.codes} == {1}
-    errors = "".join(run.err)
-    assert errors.count("bench: error:") == 1
-    assert f"bench: error: {message}\n" in errors
-
-
 @needs_fsdp
 def test_a_rank_that_alone_cannot_average_names_itself_on_all_ranks(run_ranks):
     target = "tests.train.scenarios:cannot_average_on_rank_1"
@@ -161,12 +119,8 @@ def test_a_rank_that_alone_cannot_average_names_itself_on_all_ranks(run_ranks):
 def test_the_host_has_memory_for_the_whole_model_of_each_rank(monkeypatch, strategy, gpu, fits):
     options = TrainOptions(device="cuda", strategy=strategy, model="mlp", parameters=1_000_000)
     hosts = [Host("a", [0, 1, 2, 3], 4, [], None, 8 * 10**6)]  # the weights of two ranks
-    session = SimpleNamespace(
-        options=options,
-        device=torch.device("cuda"),
-        host=hosts[0],
-        joined=SimpleNamespace(hosts=hosts),
-    )
+    joined = SimpleNamespace(hosts=hosts)
+    session = SimpleNamespace(options=options, device=torch.device("cuda"), host=hosts[0], joined=joined)
     memory = SimpleNamespace(total_memory=gpu * 10**6)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
     feed = SimpleNamespace(shape=DataShape((32,), (), 10))

@@ -10,6 +10,7 @@ import torch
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.train.data import load_samples, open_feed
 from ddp_scaling_bench.train.options import TrainOptions
+from tests.common import raised
 
 
 def load(folder: Path, model: str = "mlp", *, seq_len: int = 4, hold_out: bool = True):
@@ -41,21 +42,16 @@ def test_images_are_scaled_and_a_run_trains_on_them(tmp_path, run_ranks):
     assert row["val_accuracy"] != ""
 
 
-def test_a_tenth_is_held_out(tmp_path):
+def test_a_tenth_is_held_out_unless_there_are_arrays_for_validation(tmp_path):
     inputs = np.arange(600, dtype=np.float32).reshape(100, 6)
     save(tmp_path, inputs=inputs, targets=np.arange(100) % 3)
     arrays = load(tmp_path)
     assert (len(arrays.training), len(arrays.validation)) == (90, 10)
     assert arrays.validation.__getitems__([0])[0][0].tolist() == inputs[90].tolist()
     assert len(load(tmp_path, hold_out=False).training) == 100
-
-
-def test_validation_arrays_are_used_where_they_are(tmp_path):
-    save(tmp_path, inputs=np.zeros((20, 6)), targets=np.arange(20) % 3)
     save(tmp_path, val_inputs=np.ones((5, 6)), val_targets=np.arange(5))
     arrays = load(tmp_path)
-    assert (len(arrays.training), len(arrays.validation)) == (20, 5)
-    assert arrays.shape.classes == 5
+    assert (len(arrays.training), len(arrays.validation), arrays.shape.classes) == (100, 5, 5)
 
 
 def test_a_stream_of_tokens_gives_its_own_targets(tmp_path):
@@ -68,91 +64,62 @@ def test_a_stream_of_tokens_gives_its_own_targets(tmp_path):
     assert arrays.shape.classes == 21
 
 
+def feeds(folder: Path, batch: int, ranks: int, *, val_steps: int = 0) -> list:
+    """Return the feed of each rank."""
+    options = TrainOptions(device="cpu", model="mlp", data=str(folder), val_steps=val_steps)
+    return [open_feed(options, batch, rank, ranks, torch.device("cpu")) for rank in range(ranks)]
+
+
 def test_every_rank_reads_its_own_samples_and_passes_are_shuffled_anew(tmp_path):
     save(tmp_path, inputs=np.arange(24, dtype=np.float32)[:, None], targets=np.zeros(24, dtype=np.int64))
-    options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=0)
-    feeds = [open_feed(options, 4, rank, 2, torch.device("cpu")) for rank in range(2)]
+    both = feeds(tmp_path, 4, 2)
     passes = [
-        [sorted(int(v) for v in torch.cat([f.next()[0] for _ in range(3)])) for f in feeds] for _ in range(2)
+        [sorted(int(v) for v in torch.cat([f.next()[0] for _ in range(3)])) for f in both] for _ in range(2)
     ]
     for ranks in passes:
         assert sorted(ranks[0] + ranks[1]) == list(range(24))
     assert passes[0] != passes[1]
 
 
-def test_a_pass_that_ends_within_an_epoch_starts_anew_with_full_batches(tmp_path):
+def test_batches_are_full_at_the_end_of_a_pass_and_no_validation_sample_is_counted_twice(tmp_path):
     save(tmp_path, inputs=np.zeros((23, 2), dtype=np.float32), targets=np.zeros(23, dtype=np.int64))
-    options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=0)
-    feed = open_feed(options, 4, 0, 2, torch.device("cpu"))
-    assert {len(feed.next()[0]) for _ in range(20)} == {4}
-
-
-def test_no_validation_sample_is_counted_twice(tmp_path):
-    save(tmp_path, inputs=np.zeros((30, 2), dtype=np.float32), targets=np.zeros(30, dtype=np.int64))
-    save(
-        tmp_path,
-        val_inputs=np.arange(7, dtype=np.float32)[:, None].repeat(2, axis=1),
-        val_targets=np.zeros(7, int),
-    )
-    options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path), val_steps=5)
-    seen = [
-        int(value)
-        for rank in range(3)
-        for inputs, _ in open_feed(options, 2, rank, 3, torch.device("cpu")).validation()
-        for value in inputs[:, 0]
-    ]
+    own = np.arange(7, dtype=np.float32)[:, None].repeat(2, axis=1)
+    save(tmp_path, val_inputs=own, val_targets=np.zeros(7, int))
+    (first, _) = feeds(tmp_path, 4, 2)
+    assert {len(first.next()[0]) for _ in range(20)} == {4}
+    ranks = feeds(tmp_path, 2, 3, val_steps=5)
+    seen = [int(value) for feed in ranks for inputs, _ in feed.validation() for value in inputs[:, 0]]
     assert sorted(seen) == list(range(7))
 
 
 def test_a_data_set_smaller_than_one_step_is_refused(tmp_path):
     save(tmp_path, inputs=np.zeros((40, 2)), targets=np.zeros(40, dtype=np.int64))
-    options = TrainOptions(device="cpu", model="mlp", data=str(tmp_path))
-    with pytest.raises(BenchError) as caught:
-        open_feed(options, 10, 0, 4, torch.device("cpu"))
-    assert str(caught.value) == (
+    assert raised(BenchError, feeds, tmp_path, 10, 4, val_steps=20) == (
         "data set smaller than one step: 36 training samples for 4 ranks x 10 = 40;"
         " use fewer ranks, a smaller batch or more data"
     )
 
 
-def bad_folders():
-    ints = np.zeros(10, dtype=np.int64)
-    yield "neither", "mlp", {}, "data folder {} has no inputs.pt and targets.pt"
-    yield "half", "mlp", {"inputs": np.zeros((10, 2))}, "{}/inputs.pt exists, but targets.pt does not"
-    yield (
-        "lengths",
-        "mlp",
-        {"inputs": np.zeros((9, 2)), "targets": ints},
-        "the data has 9 inputs but 10 targets",
-    )
-    yield (
-        "fractions",
-        "mlp",
-        {"inputs": np.zeros((10, 2)), "targets": np.zeros(10)},
-        "model mlp learns classes: its targets must be integers, not torch.float64",
-    )
-    yield (
-        "real tokens",
-        "transformer",
-        {"inputs": np.zeros((10, 5)), "targets": np.zeros((10, 5), dtype=np.int64)},
-        "model transformer reads tokens: its inputs must be integers, not torch.float64",
-    )
-    yield (
-        "few tokens",
-        "transformer",
-        {"inputs": np.zeros(3, dtype=np.int64)},
-        "{}/inputs.pt has shape [3]; without targets it must have at least 5 tokens in a row,"
-        " or samples [samples, time + 1]",
-    )
+PAIRS, TEN = np.zeros((10, 2)), np.zeros(10, dtype=np.int64)
+FEW = "{}/inputs.pt has shape [3]; without targets it must have at least 5 tokens in a row, or samples [samples,"
+TOKENS = "model transformer reads tokens: its inputs must be integers, not torch.float64"
+CLASSES = "model mlp learns classes: its targets must be integers, not torch.float64"
 
 
 @pytest.mark.parametrize(
-    ("model", "arrays", "message"), [pytest.param(*case[1:], id=case[0]) for case in bad_folders()]
+    ("model", "arrays", "message"),
+    [
+        ("mlp", {}, "data folder {} has no inputs.pt and targets.pt"),
+        ("mlp", {"inputs": PAIRS}, "{}/inputs.pt exists, but targets.pt does not"),
+        ("mlp", {"inputs": PAIRS[1:], "targets": TEN}, "the data has 9 inputs but 10 targets"),
+        ("mlp", {"inputs": PAIRS, "targets": np.zeros(10)}, CLASSES),
+        ("transformer", {"inputs": PAIRS, "targets": np.zeros((10, 2), dtype=np.int64)}, TOKENS),
+        ("transformer", {"inputs": TEN[:3]}, FEW),
+    ],
 )
 def test_what_does_not_fit_is_said(tmp_path, model, arrays, message):
-    with pytest.raises(BenchError) as caught:
-        load(save(tmp_path, **arrays), model)
-    assert str(caught.value) == message.format(tmp_path)
+    said = raised(BenchError, load, save(tmp_path, **arrays), model)
+    assert said.startswith(message.format(tmp_path))
 
 
 def test_objects_are_never_unpickled_and_a_cut_file_is_named(tmp_path):
@@ -165,11 +132,3 @@ def test_objects_are_never_unpickled_and_a_cut_file_is_named(tmp_path):
     (tmp_path / "inputs.pt").write_bytes(whole[:-5000])
     with pytest.raises(BenchError, match=r"inputs\.pt cannot be read as a tensor: "):
         load(tmp_path)
-
-
-def test_a_shape_that_a_model_cannot_take_is_refused(tmp_path, run_ranks):
-    save(tmp_path / "data", inputs=np.zeros((40, 3), dtype=np.int64), targets=np.zeros(40, dtype=np.int64))
-    finished = run_ranks(model="convnet", data=str(tmp_path / "data"), batch=2)
-    assert finished.codes == [1, 1]
-    assert finished.err[0].startswith("bench: error: model convnet takes ")
-    assert finished.err[0].endswith("; the data has inputs [3] and targets [] per sample\n")

@@ -13,7 +13,8 @@ from ddp_scaling_bench.measure.node import host_name
 from ddp_scaling_bench.records import METRICS_COLUMNS
 from ddp_scaling_bench.train.failures import failure_from
 from tests.cluster.containers import wait_for
-from tests.train.ranks import QUICK, torchrun_env
+from tests.train.ranks import QUICK, srun_env, torchrun_env
+from tests.train.test_training_strategies import needs_fsdp
 
 HOST = host_name(os.environ)
 LOST = "lost the connection to another rank"
@@ -54,28 +55,42 @@ def test_running_out_of_memory_is_one_line(run_ranks):
     assert "Traceback" not in finished.err[1]
 
 
-def test_a_model_that_cannot_fit_is_refused_before_it_is_built(run_ranks):
-    finished = run_ranks(model="transformer", parameters=900 * 10**9)
-    assert finished.codes == [1, 1]
-    assert finished.err[0].startswith("bench: error: out of memory: weights, gradients and sgd's states of ")
-    assert finished.err[0].endswith("; lower workload.parameters\n")
-    assert finished.err[1] == ""
+NO_REPLICAS = "strategy hsdp needs the same number of ranks on every node, not 2, 1; use strategy fsdp"
+NORMALISED = (
+    "model resnet50 has batch normalisation, which needs weights in fp32, not bf16; use param_dtype fp32"
+)
+HALF = {"strategy": "fsdp", "model": "resnet50", "image_size": 32, "precision": "bf16", "param_dtype": "bf16"}
+BY_NCCL = "strategy zero1 sends bf16 with torch's bf16 hook, which needs nccl, not gloo; use fp16 or fp32"
+COMPILED = "workload.compile true needs workload.bucket_cap_mb of 1 or more"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "hosts", "message"),
     [
         (
-            {"compile": True, "bucket_cap_mb": 0.5},
-            "workload.compile true needs workload.bucket_cap_mb of 1 or more",
+            {"model": "transformer", "parameters": 900 * 10**9},
+            {"a": 2},
+            "out of memory: weights, gradients and",
         ),
-        ({"data": "/nowhere/å b"}, "data folder /nowhere/å b does not exist on this host"),
+        ({"compile": True, "bucket_cap_mb": 0.5}, {"a": 2}, COMPILED),
+        ({"data": "/nowhere/å b"}, {"a": 2}, "data folder /nowhere/å b does not exist on this host"),
+        ({"data": "", "model": "convnet"}, {"a": 2}, "model convnet takes "),
+        ({"strategy": "hsdp"}, {"a": 2, "b": 1}, NO_REPLICAS),
+        pytest.param(HALF, {"a": 1, "b": 1}, NORMALISED, marks=needs_fsdp),
+        ({"strategy": "zero1", "comm_hook": "bf16"}, {"a": 1}, BY_NCCL),
     ],
 )
-def test_an_error_that_all_ranks_have_is_one_message(run_ranks, options, message):
-    finished = run_ranks(**options)
-    assert finished.codes == [1, 1]
-    assert finished.err == [f"bench: error: {message}\n", ""]
+def test_an_error_that_all_ranks_have_is_one_message(run_ranks, tmp_path, options, hosts, message):
+    if options.get("data") == "":
+        for name, shape in (("inputs", (40, 3)), ("targets", 40)):
+            torch.save(torch.zeros(shape, dtype=torch.int64), tmp_path / f"{name}.pt")
+        options = {**options, "data": str(tmp_path)}
+    finished = run_ranks(batch=1, environments=srun_env(hosts), **options)
+    assert {*finished.codes} == {1}
+    (line,) = [text for text in "".join(finished.err).splitlines() if text.startswith("bench: error: ")]
+    said = line.removeprefix("bench: error: ")
+    ends = ("; lower workload.parameters", "; the data has inputs [3] and targets [] per sample")
+    assert said == message or (said.startswith(message) and said.endswith(ends))
 
 
 def test_a_killed_rank_ends_the_other_and_leaves_whole_files(server, tmp_path):
@@ -133,19 +148,6 @@ def test_of_four_ranks_the_one_that_does_not_come_is_named_by_those_that_did(ser
     assert all(f"rank {rank} on {HOST} did not reach" not in line for rank in (0, 2, 3) for line in lines)
     assert any("a collective did not complete in 6 s" in line for line in lines)
     assert finished.table("metrics")
-
-
-def test_rank_0_reports_its_own_error_and_the_others_point_to_it(run_ranks):
-    finished = run_ranks(target="tests.train.scenarios:raises_on_rank_0")
-    assert finished.codes == [1, 1]
-    assert finished.err[0].endswith(
-        f"bench: error: rank 0 on {HOST}: ZeroDivisionError: a defect; see the traceback above\n"
-    )
-    # Its store ends with it, possibly before the other rank has read the cause.
-    assert finished.err[1].splitlines()[-1] in (
-        f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} has ended, and its own message says why",
-        f"bench: error: rank 1 on {HOST}: {LOST}: rank 0 on {HOST} failed first: ZeroDivisionError: a defect",
-    )
 
 
 def test_cudas_lack_of_memory_is_one_line():

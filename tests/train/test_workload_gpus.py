@@ -20,15 +20,15 @@ from ddp_scaling_bench.train import gpus
 from ddp_scaling_bench.train.failures import WorkloadError
 from ddp_scaling_bench.train.rendezvous import OtherRankError
 from tests.cluster.containers import wait_for
-from tests.train.nccl_scenarios import WARNING
 from tests.train.ranks import QUICK, torchrun_env
+from tests.train.scenarios import WARNING
 
 HOST = socket.gethostname()
 SHARED = f"ranks 0-1 on {HOST} use the same GPU (00000000:3B:00.0)"
 
 
 def test_two_ranks_on_a_gpu_end_with_one_line_before_nccl_starts(run_ranks):
-    finished = run_ranks(device="cuda", backend="nccl", target="tests.train.nccl_scenarios:one_gpu_with_nccl")
+    finished = run_ranks(device="cuda", backend="nccl", target="tests.train.scenarios:one_gpu_with_nccl")
     assert finished.codes == [1, 1]
     assert finished.err == [
         f"bench: error: {SHARED}, but NCCL needs a GPU for each rank; request one GPU per rank (gpus_per_node),"
@@ -39,7 +39,7 @@ def test_two_ranks_on_a_gpu_end_with_one_line_before_nccl_starts(run_ranks):
 
 
 def test_with_gloo_two_ranks_on_a_gpu_cause_a_warning(run_ranks):
-    finished = run_ranks(target="tests.train.nccl_scenarios:one_gpu_with_gloo")
+    finished = run_ranks(target="tests.train.scenarios:one_gpu_with_gloo")
     warning = f"shared-gpus: {SHARED}: the times are not those of a GPU per rank"
     assert "shared-gpus" in [fact["kind"] for fact in finished.succeeded().env["facts"]]
     assert f"bench: warning: {warning}" in finished.out[0].splitlines()
@@ -121,7 +121,7 @@ def test_ranks_without_a_gpu_are_named_and_all_ranks_end(choose):
 
 
 def test_a_rank_that_fails_prints_nccls_warnings_and_its_last_error(run_ranks):
-    finished = run_ranks(target="tests.train.nccl_scenarios:nccl_fails_at_its_start")
+    finished = run_ranks(target="tests.train.scenarios:nccl_fails_at_its_start")
     assert finished.codes == [1, 1]
     for rank in (0, 1):
         lines = finished.err[rank].splitlines()
@@ -138,7 +138,7 @@ def test_a_rank_that_fails_prints_nccls_warnings_and_its_last_error(run_ranks):
 
 
 def test_with_nccl_a_rank_that_waits_for_a_killed_one_names_it(run_ranks):
-    finished = run_ranks(target="tests.train.nccl_scenarios:rank_1_is_killed")
+    finished = run_ranks(target="tests.train.scenarios:rank_1_is_killed")
     assert finished.codes == [1, -9]
     assert finished.err[0] == (
         f"bench: error: rank 0 on {HOST}: lost the connection to another rank: no report from rank 1 on {HOST}:"
@@ -147,7 +147,7 @@ def test_with_nccl_a_rank_that_waits_for_a_killed_one_names_it(run_ranks):
 
 
 def test_with_nccl_a_rank_that_waits_for_a_hanging_one_names_it(server, tmp_path):
-    target = "tests.train.nccl_scenarios:rank_1_hangs"
+    target = "tests.train.scenarios:rank_1_hangs"
     started = server.train(tmp_path, torchrun_env(2), target, **QUICK)
     try:
         wait_for(lambda: "bench: error" in (tmp_path / "0.err").read_text(), what="the message of rank 0")

@@ -3,68 +3,56 @@
 import gzip
 import json
 import math
+import os
+import re
+import socket
+from datetime import datetime
 from statistics import mean, median
 
 import pytest
 import torch
 
+from ddp_scaling_bench.measure.env_file import KEYS
 from ddp_scaling_bench.records import METRICS_COLUMNS
+from tests.measure.test_window_conditions import check_wire_bytes, conditions_of
 from tests.train.ranks import QUICK, torchrun_env
 
 PARTS = ("data_load", "forward", "backward", "comm_exposed", "optimizer", "other")
+HOST = socket.gethostname()
 
 
 def number(row: dict[str, str], column: str) -> float:
     return float(row[column])
 
 
-@pytest.fixture(scope="module")
-def plain(server, tmp_path_factory):
-    """A run with 4 MiB of gradients in several buckets, and a checkpoint."""
-    folder = tmp_path_factory.mktemp("plain run")
-    options = {"device": "cpu", "model": "mlp", "parameters": 10**6, "bucket_cap_mb": 1, "val_steps": 2}
-    options |= {"steps_per_epoch": 6, "epochs": 2, "warmup_steps": 4, "attribution_steps": 8}
-    started = server.train(folder, torchrun_env(2), batch=16, checkpoint=True, **options)
-    return started.finish().succeeded()
-
-
-def test_every_row_is_there(plain):
+def test_every_row_is_there_and_metrics_follow_from_the_ranks_and_steps(plain):
     assert [row["epoch"] for row in plain.table("metrics")] == ["1", "2"]
-    ranks = [row["epoch"] + row["rank"] for row in plain.table("ranks")]
-    assert ranks == ["10", "11", "20", "21"]
-    steps = [(int(row["epoch"]), int(row["step"])) for row in plain.table("steps")]
-    assert steps == [(epoch, step) for epoch in (1, 2) for step in range(1, 7)]
-
+    assert [row["epoch"] + row["rank"] for row in plain.table("ranks")] == ["10", "11", "20", "21"]
+    numbers = [(int(row["epoch"]), int(row["step"])) for row in plain.table("steps")]
+    assert numbers == [(epoch, step) for epoch in (1, 2) for step in range(1, 7)]
+    assert {row["slowest_rank"] for row in plain.table("steps")} <= {"0", "1"}
     for row in plain.table("metrics"):
-        assert int(row["samples"]) == 6 * 2 * 16
-        assert int(row["steps"]) == 6
-    assert {row["samples"] for row in plain.table("ranks")} == {str(6 * 16)}
-
-
-def test_throughput_is_all_samples_over_the_slowest_ranks_window(plain):
-    for row in plain.table("metrics"):
-        windows = [number(r, "window_time_sec") for r in plain.table("ranks") if r["epoch"] == row["epoch"]]
-        assert number(row, "epoch_time_sec") == pytest.approx(max(windows), rel=1e-9)
-        rate = int(row["samples"]) / number(row, "epoch_time_sec")
-        assert number(row, "throughput_samples_per_sec") == pytest.approx(rate, rel=1e-9)
-
-
-def test_the_median_and_the_95th_percentile_are_those_of_the_steps(plain):
-    for row in plain.table("metrics"):
-        steps = [number(r, "step_time_sec") for r in plain.table("steps") if r["epoch"] == row["epoch"]]
-        assert number(row, "step_time_sec_median") == pytest.approx(median(steps), rel=1e-9)
-        assert max(steps) >= number(row, "step_time_sec_p95") >= number(row, "step_time_sec_median")
-        assert {r["slowest_rank"] for r in plain.table("steps")} <= {"0", "1"}
-
-
-def test_metrics_are_the_means_of_the_ranks(plain):
-    for row in plain.table("metrics"):
-        ranks = [r for r in plain.table("ranks") if r["epoch"] == row["epoch"]]
+        ranks, steps = (
+            [one for one in plain.table(name) if one["epoch"] == row["epoch"]] for name in ("ranks", "steps")
+        )
+        assert (int(row["steps"]), int(row["samples"])) == (6, 6 * 2 * 2 * 16)
+        assert {one["samples"] for one in ranks} == {str(6 * 2 * 16)}
+        window_s = max(number(one, "window_time_sec") for one in ranks)
+        rate = number(row, "throughput_samples_per_sec")
+        assert (number(row, "epoch_time_sec"), rate) == pytest.approx((window_s, 6 * 64 / window_s), rel=1e-9)
+        times = [number(one, "step_time_sec") for one in steps]
+        assert number(row, "step_time_sec_median") == pytest.approx(median(times), rel=1e-9)
+        assert max(times) >= number(row, "step_time_sec_p95") >= median(times) * (1 - 1e-9)
         for part in (*PARTS, "comm_wait"):
-            expected = mean(number(r, f"{part}_time_sec") for r in ranks)
+            expected = mean(number(one, f"{part}_time_sec") for one in ranks)
             assert number(row, f"{part}_time_sec") == pytest.approx(expected, rel=1e-6, abs=1e-12)
         compute = number(row, "forward_time_sec") + number(row, "backward_time_sec")
         assert number(row, "compute_time_sec") == pytest.approx(compute, rel=1e-9)
+        step_s = [number(one, "step_time_sec") for one in ranks]
+        useful = [s - number(one, "comm_exposed_time_sec") for s, one in zip(step_s, ranks, strict=True)]
+        expected = {"load_balance": mean(useful) / max(useful), "comm_efficiency": max(useful) / max(step_s)}
+        expected["pop_parallel_efficiency"] = math.prod(expected.values())
+        assert {name: number(row, name) for name in expected} == pytest.approx(expected, rel=1e-6)
 
 
 def test_without_a_wrapper_a_rank_has_parts_but_no_communication(server, tmp_path):
@@ -81,17 +69,6 @@ def test_without_a_wrapper_a_rank_has_parts_but_no_communication(server, tmp_pat
     assert "workload.strategy none does not exchange gradients; start one rank" in failed.err[0]
 
 
-def test_pop_efficiencies_follow_from_the_ranks(plain):
-    for row in plain.table("metrics"):
-        ranks = [r for r in plain.table("ranks") if r["epoch"] == row["epoch"]]
-        steps = [number(r, "step_time_sec") for r in ranks]
-        useful = [step - number(r, "comm_exposed_time_sec") for step, r in zip(steps, ranks, strict=True)]
-        assert number(row, "load_balance") == pytest.approx(mean(useful) / max(useful), rel=1e-6)
-        assert number(row, "comm_efficiency") == pytest.approx(max(useful) / max(steps), rel=1e-6)
-        product = number(row, "load_balance") * number(row, "comm_efficiency")
-        assert number(row, "pop_parallel_efficiency") == pytest.approx(product, rel=1e-6)
-
-
 def test_what_is_not_measured_is_empty(plain):
     for row in plain.table("metrics"):
         for column in ("mfu", "gpu_util_avg", "val_mae", "val_rmse"):
@@ -99,22 +76,66 @@ def test_what_is_not_measured_is_empty(plain):
         assert row["cpu_util_avg"] != ""
     flops = plain.env["flops"]
     assert (flops["mfu_empty_because"], flops["peaks"]) == ("no peak rate is known for CPUs", {})
-    assert flops["per_step_and_rank"] == 16 * flops["per_sample"] > 0
+    assert flops["per_step_and_rank"] == 2 * 16 * flops["per_sample"] > 0
 
 
-def test_the_loss_falls_and_validation_sees_it(plain):
+def test_the_loss_falls_validation_sees_it_and_the_checkpoint_has_its_own_time(plain):
     first, second = plain.table("metrics")
     assert number(second, "train_loss") < number(first, "train_loss")
     assert number(second, "val_loss") < math.log(10)
     assert 0.1 < number(second, "val_accuracy") <= 1
-
-
-def test_a_checkpoint_is_written_and_its_time_kept_apart(plain):
     state = torch.load(plain.folder / "checkpoint.pt", weights_only=True)
     assert state["epoch"] == 2
     assert sum(value.numel() for value in state["model"].values()) == plain.env["parameters"]
     assert all(number(row, "checkpoint_time_sec") > 0 for row in plain.table("metrics"))
     assert [path.name for path in plain.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_every_window_has_its_conditions(plain):
+    windows = conditions_of(plain)
+    assert [window["epoch"] for window in windows] == [1, 2]
+    times = [datetime.fromisoformat(window[key]) for window in windows for key in ("start", "end")]
+    assert times == sorted(times)
+    (node,) = windows[0]["nodes"]
+    assert (node["node"], node["net"]["interface"]) == (HOST, "lo")
+    assert node["foreign_cpu_s"] >= 0
+    assert node["net"]["rx_bytes"] > 100_000  # two ranks exchange 1.6 MB of gradients in each of 6 steps
+    for number, rank in enumerate(windows[0]["ranks"]):
+        assert (rank["rank"], rank["threads"]) == (number, 1)
+        # 6 steps of two micro-batches, of which the second synchronises
+        assert (rank["sync_passes"], rank["clocks"]) == (6, None)
+        assert (rank["recompilations"], rank["compile_s"], rank["allocator_retries"]) == (0, 0, None)
+        assert rank["collectives"] == 6 * len(plain.env["ddp"]["bucket_bytes"])
+        assert rank["cpu_wait_s"] >= 0
+    check_wire_bytes(plain)
+    ddp = plain.env["ddp"]
+    assert sum(ddp.pop("bucket_bytes")) == plain.env["gradient_bytes"]
+    assert ddp == {
+        "find_unused_parameters": False,
+        "unused_parameter_bytes": None,
+        "gradient_as_bucket_view": True,
+        "static_graph": False,
+        "broadcast_buffers": False,
+        "buffer_bytes": 0,
+    }
+
+
+def test_rank_0_prints_how_many_joined_and_env_json_says_what_ran(plain):
+    env, lines = plain.env, plain.out[0].splitlines()
+    joined = rf"bench: 2/2 ranks joined on 1 host \({HOST}: 0-1\) in \d+\.\d\d s, backend gloo"
+    assert any(re.fullmatch(joined, line) for line in lines)
+    # Some releases of torch, such as 2.10, print lines of gloo.
+    assert not [line for line in plain.out[1].splitlines() if not line.startswith("[Gloo]")]
+    assert tuple(env) == KEYS
+    assert env["env"]["NCCL_ALGO"] == "Ring"
+    assert "hidden" not in str(env)
+    assert env["gradient_bytes"] == 4 * env["parameters"]
+    assert env["threads_per_rank"] == 1
+    (node,) = env["cores"]
+    assert (node["node"], node["cores"], node["threads_per_rank"]) == (HOST, os.cpu_count(), [1, 1])
+    assert env["transport"]["interface"] == "lo"
+    assert env["workload"]["steps_per_epoch"] == 6
+    assert {"planned": "srun", "used": "torchrun"} in [fact["values"] for fact in env["facts"]]
 
 
 def test_accumulated_gradients_equal_those_of_one_big_batch(run_ranks):
@@ -124,8 +145,8 @@ def test_accumulated_gradients_equal_those_of_one_big_batch(run_ranks):
     assert content["error"] < 1e-6
 
 
-def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_ranks):
-    finished = run_ranks(attribution_steps=0, val_steps=0).succeeded()
+def test_without_attribution_the_split_is_empty_and_a_trace_leaves_the_rows_as_they_are(run_ranks):
+    finished = run_ranks(attribution_steps=0, val_steps=0, trace_steps=3).succeeded()
     (row,) = finished.table("metrics")
     empty = [name for name in METRICS_COLUMNS if row[name] == ""]
     assert "throughput_samples_per_sec" not in empty
@@ -134,17 +155,11 @@ def test_without_attribution_the_split_is_empty_and_throughput_is_there(run_rank
     assert split | pop | {"val_loss", "val_accuracy", "checkpoint_time_sec"} <= set(empty)
     assert finished.table("ranks")[0]["step_time_sec"] == ""
     assert not (finished.folder / "probes.json").exists()
-
-
-def test_a_trace_has_the_steps_that_were_asked_for_and_leaves_the_rows_as_they_are(run_ranks):
-    finished = run_ranks(trace_steps=3).succeeded()
-    assert len(finished.table("metrics")) == 1
     assert finished.out[0].splitlines()[-1] == "bench: a trace of 3 steps of rank 0 is in trace-rank0.json.gz"
     with gzip.open(finished.folder / "trace-rank0.json.gz", "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
     names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-    assert [name for name in names if name.startswith("bench: traced step")] == [
-        f"bench: traced step {number}" for number in (1, 2, 3)
-    ]
+    traced = [name for name in names if name.startswith("bench: traced step")]
+    assert traced == [f"bench: traced step {number}" for number in (1, 2, 3)]
     assert "aten::addmm" in {event["name"] for event in events}
     assert not [path for path in finished.folder.iterdir() if path.name.startswith(".")]

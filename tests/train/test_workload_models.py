@@ -1,5 +1,7 @@
 """The networks: sizes, losses, and complete runs."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -33,6 +35,9 @@ SMALL = {
 }
 
 
+DECODERS = [(Transformer, DecoderShape), (Llama, LlamaShape)]
+
+
 def task_and_batch(model: str, samples: int = 2, **options):
     chosen = TrainOptions(device="cpu", model=model, **(SMALL[model] | options))
     shape = spec_of(chosen.model).sample(chosen)
@@ -40,28 +45,22 @@ def task_and_batch(model: str, samples: int = 2, **options):
     return build_task(chosen, shape), signal(samples, generator_on("cpu", 1))
 
 
-def test_resnet50_has_the_parameters_of_the_paper():
+def test_resnet50_has_the_parameters_of_the_paper_and_others_about_those_that_were_asked_for():
     with torch.device("meta"):
         task = build_task(TrainOptions(model="resnet50"), DataShape((3, 224, 224), (), 1000))
-    assert parameters_of(task) == (25_557_032, 4 * 25_557_032)
+        assert parameters_of(task) == (25_557_032, 4 * 25_557_032)
+        for wanted in (100_000, 8_000_000, 10**9):
+            width = mlp_width(wanted, features=784, classes=10)
+            network = Mlp(features=784, classes=10, width=width, recompute=False)
+            assert parameters_of(network)[0] == pytest.approx(wanted, rel=0.01)
+        for (decoder, kind), wanted in product(DECODERS, (1_000, 124_000, 124 * 10**6, 175 * 10**9)):
+            shape = decoder_shape(kind, wanted)
+            count, _ = parameters_of(decoder(shape, torch.float32, seq_len=4, recompute=False))
+            assert count == shape.parameters == pytest.approx(wanted, rel=0.1)
+            assert wanted < 10**8 or shape.width % 128 == 0
 
 
-DECODERS = pytest.mark.parametrize(("decoder", "kind"), [(Transformer, DecoderShape), (Llama, LlamaShape)])
-
-
-@DECODERS
-@pytest.mark.parametrize("wanted", [1_000, 124_000, 124 * 10**6, 175 * 10**9])
-def test_a_decoder_has_the_parameters_that_were_asked_for(decoder, kind, wanted):
-    shape = decoder_shape(kind, wanted)
-    with torch.device("meta"):
-        network = decoder(shape, torch.float32, seq_len=4, recompute=False)
-    count, _ = parameters_of(network)
-    assert count == shape.parameters
-    assert count == pytest.approx(wanted, rel=0.1)
-    assert wanted < 10**8 or shape.width % 128 == 0
-
-
-@DECODERS
+@pytest.mark.parametrize(("decoder", "kind"), DECODERS)
 def test_a_decoder_does_not_see_the_future(decoder, kind):
     shape = decoder_shape(kind, 20_000)
     network = decoder(shape, torch.float32, seq_len=8, recompute=False).eval()
@@ -74,41 +73,24 @@ def test_a_decoder_does_not_see_the_future(decoder, kind):
     assert not torch.allclose(before[0, 5:], after[0, 5:], atol=1e-5)
 
 
-@pytest.mark.parametrize("wanted", [100_000, 8_000_000, 10**9])
-def test_the_mlp_has_about_the_parameters_that_were_asked_for(wanted):
-    width = mlp_width(wanted, features=784, classes=10)
-    with torch.device("meta"):
-        network = Mlp(features=784, classes=10, width=width, recompute=False)
-    assert parameters_of(network)[0] == pytest.approx(wanted, rel=0.01)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_each_model_computes_a_loss_and_all_its_gradients(model):
-    task, batch = task_and_batch(model)
-    has_norms = any(isinstance(one, torch.nn.BatchNorm2d) for one in task.modules())
-    assert has_norms == MODELS[model].fp32_weights
-    loss = task(*batch)
-    assert loss.shape == ()
-    assert torch.isfinite(loss)
-    loss.backward()
-    for name, parameter in task.named_parameters():
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
-
-
 # torch 2.4 itself calls a function that it deprecates.
 @pytest.mark.filterwarnings("ignore:`torch.cpu.amp.autocast:FutureWarning")
 @pytest.mark.parametrize("model", MODELS)
-def test_recomputing_activations_changes_no_gradient(model):
+def test_each_model_has_a_loss_and_all_gradients_and_recomputing_changes_none(model):
     results = []
     for recompute in (False, True):
         task, batch = task_and_batch(model, activation_checkpointing=recompute)
         if model == "resnet50":
             task.double()
             batch = (batch[0].double(), batch[1])
-        task(*batch).backward()
+        has_norms = any(isinstance(one, torch.nn.BatchNorm2d) for one in task.modules())
+        assert has_norms == MODELS[model].fp32_weights
+        loss = task(*batch)
+        assert loss.shape == ()
+        loss.backward()
         results.append([parameter.grad for parameter in task.parameters()])
     for kept, recomputed in zip(*results, strict=True):
+        assert torch.isfinite(kept).all()
         assert torch.allclose(kept, recomputed, atol=1e-6)
 
 
@@ -184,14 +166,13 @@ def test_batches_of_files_are_stored_in_the_memory_format_of_the_weights(tmp_pat
         assert inputs.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("given", "first_mib"), [({}, 4.1), ({"bucket_cap_mb": 25}, 25)])
-def test_without_a_size_the_buckets_are_those_of_torch(server, tmp_path, given, first_mib):
+def test_without_a_size_the_buckets_are_those_of_torch(server, tmp_path):
     """torch's first bucket is full after 1 MiB, so it holds the last of the mlp's layers of 4 MiB only."""
     short = {"epochs": 1, "steps_per_epoch": 2, "attribution_steps": 1, "warmup_steps": 3, "probe_steps": 0}
-    options = {"device": "cpu", "model": "mlp", "sweep_time": 0, **short, **given}
+    options = {"device": "cpu", "model": "mlp", "sweep_time": 0, **short}
     finished = server.train(tmp_path, torchrun_env(1), batch=2, **options).finish().succeeded()
     sizes = [size / 2**20 for size in finished.env["ddp"]["bucket_bytes"]]
-    assert sizes[0] == pytest.approx(first_mib, rel=0.2)
+    assert sizes[0] == pytest.approx(4.1, rel=0.2)
     assert sum(sizes) == pytest.approx(finished.env["gradient_bytes"] / 2**20)
 
 

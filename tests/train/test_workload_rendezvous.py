@@ -1,15 +1,12 @@
 """The rendezvous of ranks, and its errors."""
 
 import json
-import os
-import re
 import socket
 from typing import Any
 
 import pytest
 
 from ddp_scaling_bench.errors import BenchError
-from ddp_scaling_bench.measure.env_file import KEYS
 from ddp_scaling_bench.measure.launch import launch_from
 from ddp_scaling_bench.measure.ranks import RankFacts, core_facts, own_facts, threads_per_rank
 from ddp_scaling_bench.train.rendezvous import check_size, meeting_place, missing_ranks
@@ -110,16 +107,12 @@ def test_variables_that_contradict_each_other_are_named(changes, message):
     assert raised(BenchError, lambda: meeting_place(launch_from(known))) == message
 
 
-def test_hosts_of_ranks_follow_slurms_short_form():
+def test_hosts_of_ranks_follow_slurms_short_form_and_are_unknown_unless_srun_fills_them_in_order():
     env = srun_env({"a": 2, "b": 2, "c": 1})[0] | {"SLURM_TASKS_PER_NODE": "2(x2),1"}
-    assert launch_from(env).expected_hosts == ("a", "a", "b", "b", "c")
-
-
-@pytest.mark.parametrize("distribution", ["cyclic", "cyclic:block", "plane=2"])
-def test_hosts_of_ranks_are_unknown_unless_srun_fills_them_in_order(distribution):
-    env = srun_env({"a": 2, "b": 2})[0]
-    assert launch_from(env | {"SLURM_DISTRIBUTION": "block:cyclic"}).expected_hosts == ("a", "a", "b", "b")
-    assert launch_from(env | {"SLURM_DISTRIBUTION": distribution}).expected_hosts == ()
+    hosts = ("a", "a", "b", "b", "c")
+    for distribution in (None, "block:cyclic", "cyclic", "cyclic:block", "plane=2"):
+        found = launch_from(env | ({"SLURM_DISTRIBUTION": distribution} if distribution else {}))
+        assert found.expected_hosts == (hosts if distribution in (None, "block:cyclic") else ())
 
 
 def test_a_silent_host_is_named_if_its_ranks_are_not_known():
@@ -130,45 +123,41 @@ def test_a_silent_host_is_named_if_its_ranks_are_not_known():
     )
 
 
-def core_words(ranks: list[RankFacts]) -> list[str]:
-    return [str(one) for one in core_facts(ranks)]
-
-
-def test_hosts_of_one_machine_share_its_cores():
-    four = [facts(rank, f"n{rank}", machine="the same") for rank in range(4)]
-    assert core_words(four) == [
-        "shared-cores: 4 ranks share 2 cores (0-1) on n0, n1, n2, n3: adding ranks measures how cores are"
-        " shared, not the network"
-    ]
-    apart = [facts(rank, f"n{rank}") for rank in range(4)]
-    assert core_words(apart) == []
-
-
-def test_threads_that_outnumber_the_cores_of_a_mask_are_named_with_the_values():
-    ranks = [facts(rank, f"n{rank // 2}", cores=[0, 1, 2, 3], threads=4) for rank in range(12)]
-    assert core_words(ranks) == [
-        "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on each of n0, n1, n2 and 3 more:"
-        " set cluster.cpus_per_task or OMP_NUM_THREADS to 2 or less"
-    ]
-    assert core_words([facts(rank, "n0", cores=[2 * rank, 2 * rank + 1], threads=2) for rank in (0, 1)]) == []
-
-
-def test_nodes_that_differ_in_cores_masks_or_quotas_are_named_with_the_values():
-    ranks = [facts(0, "n1"), facts(1, "n2", cores=[2, 3]), facts(2, "n3", quota=1.5)]
-    assert core_words(ranks) == [
-        "unequal-nodes: n1 and n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5"
-    ]
-    ranks = [facts(0, "n1", cores=[0, 1, 2], threads=2), facts(1, "n2", node_cores=32, threads=2)]
-    assert core_words(ranks) == [
-        "unequal-nodes: n1: 64 cores, 3 per rank, no quota; n2: 32 cores, 2 per rank, no quota"
-    ]
-
-
-def test_threads_that_differ_between_ranks_are_named():
-    ranks = [facts(0, "n1", threads=1), facts(1, "n1", threads=1), facts(2, "n2", threads=2)]
-    assert core_words(ranks) == ["threads-differ: n1: 1 per rank; n2: 2 per rank"]
-    ranks = [facts(rank, "n1", threads=rank + 1, cores=list(range(8))) for rank in range(2)]
-    assert core_words(ranks) == ["threads-differ: n1: 1 or 2 per rank"]
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        (
+            [facts(rank, f"n{rank}", machine="the same") for rank in range(4)],
+            "shared-cores: 4 ranks share 2 cores (0-1) on n0, n1, n2, n3: adding ranks measures how cores are"
+            " shared, not the network",
+        ),
+        ([facts(rank, f"n{rank}") for rank in range(4)], None),
+        (
+            [facts(rank, f"n{rank // 2}", cores=[0, 1, 2, 3], threads=4) for rank in range(12)],
+            "shared-cores: 8 threads of 2 ranks share 4 cores (0-3) on each of n0, n1, n2 and 3 more:"
+            " set cluster.cpus_per_task or OMP_NUM_THREADS to 2 or less",
+        ),
+        ([facts(rank, "n0", cores=[2 * rank, 2 * rank + 1], threads=2) for rank in (0, 1)], None),
+        (
+            [facts(0, "n1"), facts(1, "n2", cores=[2, 3]), facts(2, "n3", quota=1.5)],
+            "unequal-nodes: n1 and n2: 64 cores, 2 per rank, no quota; n3: 64 cores, 2 per rank, a quota of 1.5",
+        ),
+        (
+            [facts(0, "n1", cores=[0, 1, 2], threads=2), facts(1, "n2", node_cores=32, threads=2)],
+            "unequal-nodes: n1: 64 cores, 3 per rank, no quota; n2: 32 cores, 2 per rank, no quota",
+        ),
+        (
+            [facts(rank, f"n{rank // 2 + 1}", threads=rank // 2 + 1) for rank in range(3)],
+            "threads-differ: n1: 1 per rank; n2: 2 per rank",
+        ),
+        (
+            [facts(rank, "n1", threads=rank + 1, cores=list(range(8))) for rank in range(2)],
+            "threads-differ: n1: 1 or 2 per rank",
+        ),
+    ],
+)
+def test_cores_that_are_shared_or_differ_are_named_with_the_values(ranks, words):
+    assert [str(one) for one in core_facts(ranks)] == ([words] if words else [])
 
 
 @pytest.mark.parametrize(
@@ -185,27 +174,3 @@ def test_threads_are_the_same_under_every_launcher(env, threads):
     assert me.threads == (threads if threads != 4 else None)
     here = [facts(rank, "n1", cores=list(range(8)), threads=me.threads) for rank in range(2)]
     assert threads_per_rank(here[0], [*here, facts(2, "n2")]) == threads
-
-
-def test_rank_0_prints_how_many_joined_and_env_json_says_what_ran(run_ranks):
-    environments = [
-        env | {"NCCL_ALGO": "Ring", "HF_TOKEN": "hidden", "NCCL_X": "http://u:hidden@h"}
-        for env in torchrun_env(2)
-    ]
-    finished = run_ranks(launcher="srun", environments=environments).succeeded()
-    env, host, lines = finished.env, socket.gethostname(), finished.out[0].splitlines()
-    joined = rf"bench: 2/2 ranks joined on 1 host \({host}: 0-1\) in \d+\.\d\d s, backend gloo"
-    assert any(re.fullmatch(joined, line) for line in lines)
-    # Some releases of torch, such as 2.10, print lines of gloo.
-    assert not [line for line in finished.out[1].splitlines() if not line.startswith("[Gloo]")]
-    assert tuple(env) == KEYS
-    assert env["env"]["NCCL_ALGO"] == "Ring"
-    assert "hidden" not in str(env)
-    assert env["gradient_bytes"] == 4 * env["parameters"]
-    assert env["threads_per_rank"] == 1
-    (node,) = env["cores"]
-    assert (node["node"], node["cores"]) == (host, os.cpu_count())
-    assert node["threads_per_rank"] == [1, 1]
-    assert env["transport"]["interface"] == "lo"
-    assert env["workload"]["steps_per_epoch"] == 5
-    assert {"planned": "srun", "used": "torchrun"} in [fact["values"] for fact in env["facts"]]

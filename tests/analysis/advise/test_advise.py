@@ -67,22 +67,17 @@ def test_two_slower_nodes_beat_a_faster_one_only_if_that_one_has_a_wait(l40s, h2
     assert summary(found)[0] == "Ends first: 8 H200 (h200): about 10 h, can start now."
 
 
-def test_a_training_is_whole_steps_at_the_measured_rate_and_costs_its_gpus(l40s):
+def test_a_training_is_whole_steps_at_the_measured_rate_with_the_interval_of_one_further_run(l40s):
     row = advise({"l40s": 3600}, l40s=l40s).options[0]
     runs = runs_frame(measure(l40s).runs)
-    step = runs.loc[runs["cell_id"] == row.cell_id, "step_time_sec"].mean()
+    steps = runs.loc[runs["cell_id"] == row.cell_id, "step_time_sec"].to_numpy(dtype=float)
     assert row.steps_per_epoch == math.ceil(SAMPLES / 352) == 3694
-    assert row.epoch_s == pytest.approx(3694 * step)
-    assert row.training_s == pytest.approx(90 * 3694 * step)
+    assert row.epoch_s == pytest.approx(3694 * steps.mean())
+    assert row.training_s == pytest.approx(90 * 3694 * steps.mean())
     assert row.total_s == pytest.approx(row.training_s + 3600)
     assert row.gpu_hours == pytest.approx(8 * row.training_s / 3600)
     assert row.node_hours == pytest.approx(2 * row.training_s / 3600)
-
-
-def test_the_interval_is_that_of_one_further_run(l40s):
-    row = advise({}, l40s=l40s).options[0]
-    runs = runs_frame(measure(l40s).runs)
-    logs = np.log(runs.loc[runs["cell_id"] == row.cell_id, "step_time_sec"].to_numpy(dtype=float))
+    logs = np.log(steps)
     half = stats.t.ppf(0.95, len(logs) - 1) * logs.std(ddof=1) * math.sqrt(1 + 1 / len(logs))
     expected = [90 * 3694 * math.exp(logs.mean() + sign * half) for sign in (-1, 1)]
     assert [row.training_low_s, row.training_high_s] == pytest.approx(expected)

@@ -82,16 +82,15 @@ def facts_of(row: CauseRow) -> dict[str, dict[str, Any]]:
     return {fact.kind: dict(fact.values) for fact in row.evidence}
 
 
-@pytest.mark.parametrize("part", ["forward"])
-def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path, part: str) -> None:
-    path = plant(tmp_path / "s", late_parts(MORE, part=part), noise=0.0)
-    late(path, 2, MORE, part=part)
+def test_a_late_rank_in_one_part_is_a_late_rank(tmp_path: Path) -> None:
+    path = plant(tmp_path / "s", late_parts(MORE, part="forward"), noise=0.0)
+    late(path, 2, MORE, part="forward")
     row = first(causes(path), "late-rank")
-    assert (row.node, row.rank, row.part) == ("n3", 2, part)
+    assert (row.node, row.rank, row.part) == ("n3", 2, "forward")
     late_one = facts_of(row)["late"]
     assert late_one.pop("excess_s") == pytest.approx(MORE)
-    assert late_one == {"rank": 2, "node": "n3", "part": part, "part_share": 1.0}
-    assert row.title == f"late ranks: {part_title(part)}"
+    assert late_one == {"rank": 2, "node": "n3", "part": "forward", "part_share": 1.0}
+    assert row.title == f"late ranks: {part_title('forward')}"
     assert facts_of(row)["seen-in"] == {"seen": 3, "runs": 3, "run_id": "n4x1-gloo-srun-b16-r1"}
 
 
@@ -106,8 +105,8 @@ def test_a_rank_that_loads_data_slowly_is_late_and_the_study_cannot_tell_rank_fr
     assert "rank-or-node" in facts_of(row)
 
 
-def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", late_parts(MORE))
+def test_a_busy_neighbour_on_one_node_is_too_little_cpu_and_so_is_a_quota(tmp_path: Path) -> None:
+    path = plant(tmp_path / "neighbour", late_parts(MORE))
     late(path, 2, MORE)
     entry = studies.recorded("foreign-cpu", "n3", share=0.4, limit=0.05)
     for folder in attempts(path):
@@ -116,6 +115,11 @@ def test_a_busy_neighbour_on_one_node_is_too_little_cpu(tmp_path: Path) -> None:
     assert (row.node, row.part) == ("n3", "backward")
     assert facts_of(row)["foreign-cpu"]["share"] == 0.4
     assert row.evidence[-1].kind == "all-disturbed"
+    path = plant(tmp_path / "quota", {"backward": MORE})
+    for folder in attempts(path):
+        conditions(folder, ranks=4, node={"throttled_s": 2.5})
+    row = without_share(path, "cpu-starved", part="backward")
+    assert row.evidence[0] == CpuQuota(node="n1", share=0.25)
 
 
 def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
@@ -130,14 +134,6 @@ def test_threads_that_share_cores_are_too_little_cpu(tmp_path: Path) -> None:
     row = without_share(path, "cpu-starved", part="backward", longer=0.25)
     assert row.evidence[0].values == {"node": "n1", "threads": 4, "ranks": 1, "cores": 3}
     assert [fact.kind for fact in row.evidence] == [*["few-cores"] * 3, "seen-in"]
-
-
-def test_a_quota_is_too_little_cpu(tmp_path: Path) -> None:
-    path = plant(tmp_path / "s", {"backward": MORE})
-    for folder in attempts(path):
-        conditions(folder, ranks=4, node={"throttled_s": 2.5})
-    row = without_share(path, "cpu-starved", part="backward")
-    assert row.evidence[0] == CpuQuota(node="n1", share=0.25)
 
 
 def test_low_clocks_are_evidence_for_longer_computation(tmp_path: Path) -> None:

@@ -11,15 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.checks.fabric import (
-    FabricRow,
-    RingFit,
-    SweepRow,
-    fabric_table,
-    fit_ring,
-    ring_time,
-    sweep_rows,
-)
+from analysis.checks.fabric import FabricRow, RingFit, SweepRow, fabric_table, fit_ring, ring_time, sweep_rows
 from analysis.data.load import load_study
 from analysis.report.write import write_report
 from ddp_scaling_bench.run_folder import RunFolder
@@ -31,12 +23,6 @@ ALPHA, BETA = 30e-6, 1 / 12.5e9
 def swept(alpha: float = ALPHA, beta: float = BETA, *, ranks: int = 8, noise: float = 0.0, seed: int = 0):
     times = np.array([ring_time(size, ranks, alpha, beta) for size in SIZES])
     return times * np.exp(np.random.default_rng(seed).normal(0, noise, len(SIZES)))
-
-
-def fitted(times, *, ranks: int = 8) -> RingFit:
-    found = fit_ring(SIZES, times, ranks=ranks)
-    assert isinstance(found, RingFit), found
-    return found
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,7 +41,8 @@ def test_exact_sweeps_return_their_parameters(ranks, latency, rate):
 def test_buffered_small_messages_do_not_distort_the_rate_of_large_ones():
     ranks, line, buffer = 2, 50e6, 256 * 2**10
     times = [4e-4 + max(size * 0.2, size - buffer) / line for size in SIZES]
-    found = fitted(times, ranks=ranks)
+    found = fit_ring(SIZES, times, ranks=ranks)
+    assert isinstance(found, RingFit), found
     assert 1 / found.beta_s_per_byte == pytest.approx(line, rel=0.03)
     assert found.worst(from_bytes=4_000_000) < 0.15
 
@@ -73,24 +60,18 @@ def test_a_sweep_that_cannot_be_fitted_has_a_reason(sizes, times, ranks, reason)
     assert fit_ring(sizes, times, ranks=ranks) == reason
 
 
-def frame(runs: list[np.ndarray], *, cell: str = "c", ranks: int = 8) -> list[SweepRow]:
-    return [
-        SweepRow(f"r{number}", cell, ranks, size, 0, 1, seconds, math.nan, math.nan, "queued")
-        for number, times in enumerate(runs)
-        for size, seconds in zip(SIZES, times, strict=True)
-    ]
-
-
 def test_intervals_over_runs_contain_the_truth_at_about_their_level():
     inside = 0
     for seed in range(100, 200):
         generator = np.random.default_rng(seed)
         # Runs differ from each other by more than their own sizes do.
-        runs = [
-            swept(ALPHA * np.exp(generator.normal(0, 0.05)), BETA * np.exp(generator.normal(0, 0.05)))
-            for _ in range(4)
+        factors = np.exp(generator.normal(0, 0.05, (4, 2)))
+        rows = [
+            SweepRow(f"r{number}", "c", 8, size, 0, 1, seconds, math.nan, math.nan, "queued")
+            for number, (alpha, beta) in enumerate(factors)
+            for size, seconds in zip(SIZES, swept(ALPHA * alpha, BETA * beta), strict=True)
         ]
-        (row,) = fabric_table(frame(runs))
+        (row,) = fabric_table(rows)
         assert row.n == 4
         inside += row.beta_low <= BETA <= row.beta_high
     assert 89 <= inside <= 99

@@ -1,13 +1,16 @@
-"""Late ranks and slow nodes: detection, sentences and sampling."""
+"""Late ranks, slow nodes, drifts and cells whose runs differ; noise is not reported."""
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from analysis.checks.assessment import CheckedStudy
+from analysis.checks.rate_changes import Drift, drift, unstable_cells
+from analysis.checks.scaling_table import scaling_table
 from analysis.checks.slow_ranks import (
     late_nodes_of,
     nodes_table,
@@ -18,8 +21,9 @@ from analysis.checks.slow_ranks import (
 )
 from analysis.data.csv_files import rows_of
 from analysis.data.load import RankOfRun, load_study
+from analysis.text import message
 from ddp_scaling_bench.records import RANKS_COLUMNS, columns_of
-from tests.analysis.studies import finished, make_cell, seal
+from tests.analysis.studies import finished, frames_of_points, make_cell, seal
 
 STEP_S = 0.1
 
@@ -30,30 +34,13 @@ def rank_records(frame: pd.DataFrame) -> list[RankOfRun]:
 
 def ranks_frame(late: dict[int, float], *, ranks: int = 4, epochs: int = 3, run: str = "r1") -> pd.DataFrame:
     """Ranks of one run, two per host; ``late`` gives the extra seconds of backward by rank."""
-    latest = max(late.values(), default=0.0)
-    rows = []
-    for epoch in range(1, epochs + 1):
-        for rank in range(ranks):
-            more = late.get(rank, 0.0)
-            rows.append(
-                {
-                    "run_id": run,
-                    "cell_id": "cell",
-                    "epoch": epoch,
-                    "rank": rank,
-                    "local_rank": rank % 2,
-                    "host": f"n{rank // 2 + 1}",
-                    "step_time_sec": STEP_S + latest,
-                    "data_load_time_sec": 0.01,
-                    "forward_time_sec": 0.02,
-                    "backward_time_sec": 0.05 + more,
-                    "comm_exposed_time_sec": 0.01 + latest - more,
-                    "comm_wait_time_sec": latest - more,
-                    "optimizer_time_sec": 0.01,
-                    "other_time_sec": 0.0,
-                }
-            )
-    return pd.DataFrame(rows)
+    numbers = [(epoch, rank) for epoch in range(1, epochs + 1) for rank in range(ranks)]
+    frame = pd.DataFrame(numbers, columns=["epoch", "rank"]).assign(run_id=run, cell_id="cell")
+    frame["host"] = [f"n{rank // 2 + 1}" for rank in frame["rank"]]
+    more, latest = frame["rank"].map(lambda rank: late.get(rank, 0.0)), max(late.values(), default=0.0)
+    parts = {"data_load": 0.01, "forward": 0.02, "backward": 0.05 + more, "optimizer": 0.01, "other": 0.0}
+    parts |= {"step": STEP_S + latest, "comm_exposed": 0.01 + latest - more, "comm_wait": latest - more}
+    return frame.assign(**{f"{part}_time_sec": seconds for part, seconds in parts.items()})
 
 
 def run_of(cell: str) -> SimpleNamespace:
@@ -149,13 +136,12 @@ def test_a_slow_node_is_slower_than_alike_nodes_of_three_runs(ranks, hosts):
     assert [node.host for node in slow_nodes_of(rank_records(ranks))] == hosts
 
 
-@pytest.mark.parametrize(("nodes", "runs"), [(8, 4)])
-def test_at_most_1_percent_of_simulated_studies_call_an_equal_node_slow(nodes: int, runs: int) -> None:
+def test_at_most_1_percent_of_simulated_studies_call_an_equal_node_slow() -> None:
     """A second alarm in 60 studies would be above 1 %."""
-    draw = np.random.default_rng(nodes)
+    draw = np.random.default_rng(8)
     alarms = 0
     for _ in range(60):
-        ranks = rank_rows({}, runs=runs)
+        ranks = rank_rows({}, runs=4)
         factor = np.exp(draw.normal(0, 0.1, len(ranks) // 2)).repeat(2)
         alarms += bool(slow_nodes_of(rank_records(ranks.assign(step_time_sec=0.3 * factor + 0.1))))
     assert alarms <= 1
@@ -197,3 +183,47 @@ def test_a_pause_makes_windows_differ_by_more_than_two_steps_and_a_tenth(steps, 
     ]
     assert len(unequal_windows(rank_records(pd.DataFrame(rows)))) == is_found
     assert not len(unequal_windows(rank_records(pd.DataFrame(rows).assign(window_time_sec=np.nan))))
+
+
+def measurements(rows: pd.DataFrame, *, is_exclusive: bool = False) -> CheckedStudy:
+    """Return the measurements of a study whose runs have the given sizes and throughputs."""
+    frames: Any = frames_of_points(rows.assign(global_batch=64))
+    study: Any = SimpleNamespace(planned=[SimpleNamespace(resources=SimpleNamespace(exclusive=is_exclusive))])
+    return CheckedStudy(study, frames, scaling_table(frames))
+
+
+def drifts(change_per_hour: float, *, seed: int = 3, noise: float = 0.005) -> list[Drift]:
+    """Return the drifts of two cells whose runs alternate over ten hours, with a trend."""
+    draw = np.random.default_rng(seed)
+    hours = np.arange(20) / 2
+    sizes = np.tile([1, 2], 10)
+    rates = 100 * sizes * np.exp(change_per_hour * hours + draw.normal(0, noise, 20))
+    about = measurements(pd.DataFrame({"gpus": sizes, "throughput": rates}))
+    for run, hour in zip(about.runs, hours, strict=True):
+        run.started_at = pd.Timestamp("2026-01-02T03:00:00Z") + pd.Timedelta(hours=hour)
+    return list(drift(about))
+
+
+def test_a_drift_over_the_study_is_reported_with_its_interval() -> None:
+    (found,) = drifts(-0.01)
+    assert message(found).startswith(
+        "The throughput of repeats of one configuration changes by -8.9 % [-9.8 %, -8 %]"
+    )
+    assert "over the 9.5 h of the study (p = " in message(found)
+    assert found.change_low < np.exp(-0.095) - 1 < found.change_high
+    (opposite,) = drifts(0.01)
+    assert found.change < 0 < opposite.change
+
+
+def test_noise_is_rarely_called_a_drift() -> None:
+    assert sum(len(drifts(0.0, seed=seed, noise=0.02)) for seed in range(40)) <= 2
+
+
+def test_cells_whose_runs_differ_are_named_with_advice_that_fits_their_nodes() -> None:
+    rows = pd.DataFrame({"gpus": [1, 1, 1, 2, 2, 2], "throughput": [100, 101, 99, 150, 200, 250]})
+    shared, whole = (next(unstable_cells(measurements(rows, is_exclusive=one))) for one in (False, True))
+    assert message(shared) == "2 ranks-b32 by 25.6 % (standard deviation between runs)."
+    assert "shared nodes" in shared.remedy
+    assert shared.remedy.endswith("Use more repeats, or whole nodes (exclusive: true).")
+    assert "shared nodes" not in whole.remedy
+    assert whole.remedy.endswith("Use more repeats.")

@@ -1,7 +1,9 @@
-"""Comparisons of studies: matched cells, paired runs, remarks, formats, and how often verdicts are wrong."""
+"""Comparisons of studies and of swept settings: cells, pairs, texts, and how often verdicts are wrong."""
 
 import json
 import math
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,19 @@ from analysis.compare.comparison import (
     compare_within,
     judge,
 )
+from analysis.compare.settings import SettingRow, sentences, setting_rows
 from analysis.compare.text import as_content, conclusion, difference_rows, markdown_report, table_rows
 from analysis.data.load import Study, load_study
+from analysis.report.results import Results
 from analysis.report.write import write_report
 from analysis.stats.estimate import LogMoments, unpaired
 from analysis.stats.measured import measure
+from analysis.tables_in.read import read_table
+from analysis.tables_in.study import study_of_table
 from bench.cli import app
 from bench.matrix.cell import Cell
 from ddp_scaling_bench.errors import BenchError
+from tests.analysis import studies
 from tests.analysis.causes.planted import plant
 from tests.analysis.studies import (
     Timing,
@@ -148,24 +155,16 @@ def paired_study(path: Path, *, packed: bool, drift: float = 0.3) -> Study:
     return load_study(path)
 
 
-def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat(tmp_path):
-    found = compare_within(
-        CheckedStudy.of(paired_study(tmp_path / "packed", packed=True)), key="backend"
-    ).cells
-    assert [row.pairs for row in found] == [6, 6]
-    assert [row.verdict for row in found] == ["faster", "faster"]
+def test_runs_interleaved_in_one_allocation_are_pairs_by_repeat_and_those_of_two_studies_never(tmp_path):
+    packed, alone = (paired_study(tmp_path / str(one), packed=one) for one in (True, False))
+    found, apart = (compare_within(CheckedStudy.of(one), key="backend").cells for one in (packed, alone))
+    assert [(row.pairs, row.verdict) for row in found] == [(6, "faster")] * 2
     assert [row.ratio for row in found] == pytest.approx([1.03, 1.03], rel=0.005)
-    apart = compare_within(
-        CheckedStudy.of(paired_study(tmp_path / "apart", packed=False)), key="backend"
-    ).cells
     assert [(row.pairs, row.verdict) for row in apart] == [(None, "cannot tell")] * 2
     for wide, narrow in zip(apart, found, strict=True):
         assert wide.high - wide.low > 20 * (narrow.high - narrow.low)
-
-
-def test_runs_of_two_studies_are_never_pairs(tmp_path):
-    a, b = (paired_study(tmp_path / name / "s", packed=True) for name in ("a", "b"))
-    assert {row.pairs for row in compare_studies(a, b).cells} == {None}
+    copy = load_study(shutil.copytree(tmp_path / "True", tmp_path / "copy"))
+    assert {row.pairs for row in compare_studies(packed, copy).cells} == {None}
 
 
 def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
@@ -284,24 +283,15 @@ def moments(logs: np.ndarray) -> LogMoments:
 
 
 def simulated(
-    *,
-    cells: int,
-    runs: int,
-    changed: int = 0,
-    change: float = 0.0,
-    noise: float = 0.02,
-    studies: int,
-    seed: int,
+    *, cells: int, runs: int, change: float = 0.0, noise: float = 0.02, studies: int, seed: int
 ) -> np.ndarray:
-    """Return the verdicts of simulated pairs of studies, one row each; the first cells are changed."""
+    """Return the verdicts of simulated pairs of studies, one row each."""
     random = np.random.default_rng(seed)
-    truth = np.zeros((cells, 1))
-    truth[:changed] = math.log1p(change)
     found = []
     for _ in range(studies):
-        a = random.normal(0.0, noise, (cells, runs))
-        b = random.normal(0.0, noise, (cells, runs)) + truth
-        found.append([one.verdict for one in judge(unpaired(moments(a), moments(b)))])
+        a, b = random.normal(0.0, noise, (2, cells, runs))
+        pairs = unpaired(moments(a), moments(b + math.log1p(change)))
+        found.append([one.verdict for one in judge(pairs)])
     return np.array(found)
 
 
@@ -312,14 +302,12 @@ def called(verdicts: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("cells", "runs"), [(1, 3), (12, 6)])
 def test_without_a_change_at_most_one_study_in_twenty_has_a_false_alarm(cells, runs):
     """``make campaign`` checks 5 % with more studies; here the limit is 5 % plus two standard errors."""
-    studies = 250
-    verdicts = simulated(cells=cells, runs=runs, studies=studies, seed=11)
-    limit = 0.05 + 2 * math.sqrt(0.05 * 0.95 / studies)
-    assert called(verdicts).any(axis=1).mean() <= limit
+    verdicts = simulated(cells=cells, runs=runs, studies=250, seed=11)
+    assert called(verdicts).any(axis=1).mean() <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 250)
 
 
 def test_a_change_below_the_minimum_effect_is_not_called_however_sure_it_is():
-    verdicts = simulated(cells=1, runs=20, changed=1, change=0.01, noise=0.002, studies=200, seed=14)
+    verdicts = simulated(cells=1, runs=20, change=0.01, noise=0.002, studies=200, seed=14)
     assert not called(verdicts).any()
     assert (verdicts == Verdict.SAME).mean() > 0.95
 
@@ -330,16 +318,125 @@ def test_p_values_are_adjusted_as_scipy_adjusts_them():
     assert benjamini_hochberg(np.array([0.02, math.nan]))[0] == pytest.approx(0.02), "one test"
 
 
-def test_two_runs_have_a_ratio_but_no_interval_and_no_verdict():
-    (row,) = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]]))))
-    assert row.ratio == pytest.approx(math.exp(1.05))
-    assert math.isnan(row.low)
-    assert row.verdict == Verdict.UNKNOWN
-
-
 @pytest.mark.parametrize(("shift", "verdict"), [(0.0, "same"), (0.1, "faster"), (-0.1, "slower")])
-def test_runs_without_any_noise_are_judged_by_their_ratio(shift, verdict):
+def test_two_runs_have_no_verdict_and_runs_without_any_noise_that_of_their_ratio(shift, verdict):
+    (row,) = judge(unpaired(moments(np.array([[0.0, 0.1]])), moments(np.array([[1.0, 1.1, 1.2]]) + shift)))
+    assert (row.ratio, row.verdict) == (pytest.approx(math.exp(1.05 + shift)), Verdict.UNKNOWN)
+    assert math.isnan(row.low)
     a = np.zeros((1, 4))
     (row,) = judge(unpaired(moments(a), moments(a + shift)))
     assert row.verdict == verdict
     assert row.low == row.ratio == row.high
+
+
+ALGORITHM = "env.NCCL_ALGO"
+
+
+@dataclass
+class FastTree(studies.Timing):
+    """A network on which the trees of NCCL need a third of the time."""
+
+    def parts(self, cell):
+        parts = super().parts(cell)
+        if cell.env.get("NCCL_ALGO") == "Tree":
+            parts["exposed"] = parts["wait"] + (parts["exposed"] - parts["wait"]) / 3
+        return parts
+
+
+def results_of(path: Path, values=("Ring", "Tree"), **options) -> Results:
+    cells = []
+    for value in values:
+        for cell in studies.strong(sizes=(1, 2, 8), swept={ALGORITHM: value}):
+            cell.env = {**cell.env, "NCCL_ALGO": value}
+            cells.append(cell)
+    return Results.of(load_study(studies.finished(path / "s", cells, **options)))
+
+
+def by_size(rows: list[SettingRow]) -> dict[int | None, SettingRow]:
+    return {row.gpus: row for row in rows}
+
+
+def test_a_planted_difference_is_found_by_size_and_overall(tmp_path):
+    results = results_of(tmp_path, timing=FastTree(comm_s=0.01), noise=0.005)
+    rows = by_size(results.settings)
+    assert [*rows] == [None, 1, 2, 8]
+    assert {(row.setting, row.value, row.other) for row in results.settings} == {(ALGORITHM, "Tree", "Ring")}
+    assert [str(row.judgement.verdict) for row in rows.values()] == ["faster", "same", "faster", "faster"]
+    assert rows[8].p > 0.99
+    (text,) = sentences(results.settings)
+    assert text.startswith(f"{ALGORITHM} Tree: 1.")
+    assert text.endswith("on 8 ranks")
+
+
+def test_the_ratios_are_those_of_compare_and_the_overall_one_their_geometric_mean(tmp_path):
+    results = results_of(tmp_path, noise=0.03)
+    rows = by_size(setting_rows(results))
+    cells = compare_within(results, key=ALGORITHM).cells
+    logs, errors, freedoms = [], [], []
+    for cell in cells:
+        found = rows[cell.gpus].judgement
+        assert (found.ratio, found.low, found.high) == pytest.approx((cell.ratio, cell.low, cell.high))
+        own = [[run.rate for run in results.frames.measured_in(name)] for name in (cell.cell_a, cell.cell_b)]
+        a, b = (np.log(rates) for rates in own)
+        square = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+        logs.append(b.mean() - a.mean())
+        errors.append(math.sqrt(sum(square)))
+        freedoms.append(sum(square) ** 2 / sum(one**2 / (len(a) - 1) for one in square))
+    centre, squares = np.mean(logs), np.square(errors)
+    error = math.sqrt(squares.sum()) / len(logs)
+    freedom = squares.sum() ** 2 / (squares**2 / np.array(freedoms)).sum()
+    half = stats.t.ppf(0.975, freedom) * error
+    whole = rows[None].judgement
+    assert (whole.ratio, whole.low, whole.high) == pytest.approx(
+        tuple(np.exp([centre, centre - half, centre + half]))
+    )
+    assert rows[None].p == pytest.approx(stats.t.cdf(centre / error, freedom))
+    assert rows[None].cells == 3
+
+
+def test_each_value_is_compared_with_the_first_one_and_few_runs_have_no_p(tmp_path):
+    results = results_of(tmp_path, values=("Ring", "Tree", "NVLS"), repeats=2)
+    assert {(row.value, row.other) for row in results.settings} == {("Tree", "Ring"), ("NVLS", "Ring")}
+    assert all(math.isnan(row.p) for row in results.settings)
+    assert [text.rpartition(":")[2].strip() for text in sentences(results.settings)] == [
+        "no interval (cannot tell)"
+    ] * 2
+    assert results.settings[0].as_json()["p"] is None
+
+
+def test_a_table_measured_elsewhere_has_verdicts_on_its_settings(tmp_path):
+    rng = np.random.default_rng(7)
+    rates = {
+        (p, n): list(base * n * rng.normal(1, 0.01, 4))
+        for p, base in (("fp16", 500), ("tf32", 300))
+        for n in (8, 16)
+    }
+    lines = [f"{p},{n},65536,{rate}" for (p, n), own in rates.items() for rate in own]
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join(["precision,gpus,global_batch,throughput", *lines, "tf32,32,65536,9000"]))
+    found = study_of_table(read_table(table), mode=None, folder=tmp_path)
+    rows = by_size(Results(found.study, found.shown, found.scale()).settings)
+    assert [*rows] == [None, 8, 16]
+    for gpus in (8, 16):
+        one, other = (np.log(rates[name, gpus]) for name in ("tf32", "fp16"))
+        interval = stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+        own = rows[gpus].judgement
+        assert math.log(own.ratio) == pytest.approx(one.mean() - other.mean())
+        assert [math.log(own.low), math.log(own.high)] == pytest.approx([*interval])
+        assert (rows[gpus].setting, rows[gpus].value, str(own.verdict)) == ("precision", "tf32", "slower")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Seconds of an unknown work, another work, and another batch say nothing about a setting.
+        "precision,gpus,mode,time\nfp16,1,strong,3\ntf32,1,strong,5\nfp16,2,strong,2\ntf32,2,strong,3\n",
+        "model,gpus,global_batch,throughput\na,1,64,3\nb,1,64,5\na,2,64,2\nb,2,64,3\n",
+        "precision,gpus,global_batch,throughput\nfp16,1,64,3\ntf32,1,32,5\nfp16,2,64,2\ntf32,2,32,3\n",
+    ],
+)
+def test_rates_of_different_work_are_not_compared(tmp_path, text):
+    table = tmp_path / "t.csv"
+    table.write_text(text)
+    found = study_of_table(read_table(table), mode=None, folder=tmp_path)
+    assert Results(found.study, found.shown, found.scale()).settings == []

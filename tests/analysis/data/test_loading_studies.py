@@ -1,7 +1,10 @@
-"""A study's folder is loaded as frames with reasons for missing or broken files, and the runs' environments as a summary."""
+"""Studies and tables are loaded with reasons for missing or broken files, and environments as a summary."""
 
+import io
 import json
+import math
 import shutil
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.checks.assessment import CheckedStudy
+from analysis.data import csv_files as csvs
 from analysis.data import environment
+from analysis.data.csv_files import csv_text, read_csvs
 from analysis.data.differences import Difference
 from analysis.data.environment import describe_environment
 from analysis.data.load import load_study
@@ -28,79 +33,49 @@ from ddp_scaling_bench.run_folder import RunFolder
 from tests.analysis import studies
 from tests.common import edited_json, raised
 
-RUN = "n1x1-gloo-srun-b64-r1"
 
-
-def attempt(path: Path, run: str = RUN, number: int = 1) -> Path:
+def attempt(path: Path, run: str, number: int = 1) -> Path:
     return StudyFolder(path).attempt(run, number).path
 
 
-def row(path: Path, run: str = RUN) -> pd.Series:
-    runs = studies.runs_frame(load_study(path).runs)
-    return runs[runs["run_id"] == run].iloc[0]
-
-
-def test_a_run_that_the_ledger_does_not_name_is_planned_and_the_latest_attempt_counts(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    shutil.rmtree(attempt(path).parent)
+def test_what_is_missing_broken_partial_or_unknown_has_a_reason_and_does_not_count(tmp_path: Path) -> None:
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2, 4, 8, 16)), repeats=1)
+    unknown, tried, missing, broken, failed = (f"n{n}x1-gloo-srun-b{64 // n}-r1" for n in (1, 2, 4, 8, 16))
+    shutil.rmtree(attempt(path, unknown).parent)
     ledger = path / "ledger.jsonl"
-    ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if RUN not in line))
-    other = "n2x1-gloo-srun-b32-r1"
+    ledger.write_text("".join(line for line in ledger.read_text().splitlines(True) if unknown not in line))
     lost = {"state": "failed", "reason": "node n2 was lost", "failure_class": "node-failure"}
     for number, values in ((10, lost), (9, {})):
-        shutil.copytree(attempt(path, other), attempt(path, other, number))
-        studies.change_run(path, other, attempt=number, **values)
-    missing, tried = row(path), row(path, other)
-    assert (missing["state"], missing["reason"], pd.isna(missing["attempt"])) == ("planned", "", True)
-    assert (tried["attempt"], tried["state"], tried["reason"]) == (10, "failed", "node n2 was lost")
-    assert tried["failure_class"] == "node-failure"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "state", "reason"),
-    [
-        (lambda f: shutil.rmtree(f), "completed", "the folder of attempt 1 is missing"),
-        (
-            lambda f: ((f / "metrics.csv").write_text(header(EpochRow)), write_sums(RunFolder(f))),
-            "completed",
-            "metrics.csv has no epoch with samples and a throughput",
-        ),
-    ],
-)
-def test_a_missing_or_broken_file_is_a_reason(tmp_path: Path, spoil: Any, state: str, reason: str) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    spoil(attempt(path))
-    runs = studies.runs_frame(measure(load_study(path)).runs)
-    found = runs[runs["run_id"] == RUN].iloc[0]
-    assert (found["state"], messages(found["facts"]), found["measured"]) == (state, reason, False)
-    assert runs["measured"].sum() == 3
+        shutil.copytree(attempt(path, tried), attempt(path, tried, number))
+        studies.change_run(path, tried, attempt=number, **values)
+    shutil.rmtree(attempt(path, missing))
+    (attempt(path, broken) / "metrics.csv").write_text(header(EpochRow))
+    write_sums(RunFolder(attempt(path, broken)))
+    studies.change_run(path, failed, state="failed", reason="killed")
+    for name in ("stranger", "x\x1b[31m", ".hidden"):
+        (path / "runs" / name / "attempt-1").mkdir(parents=True)
+    study = load_study(path)
+    assert study.remarks == ["Not in the plan and ignored: 2 folders in runs/ (stranger and x\ufffd[31m)"]
+    assert (study.epochs["run_id"] == failed).sum() == 3
+    runs = studies.runs_frame(study.runs).set_index("run_id")
+    found = {run: (runs["attempt"][run], runs["state"][run], runs["reason"][run]) for run in runs.index}
+    assert found[tried] == (10, "failed", "node n2 was lost")
+    assert runs["failure_class"][tried] == "node-failure"
+    assert (pd.isna(found[unknown][0]), *found[unknown][1:]) == (True, "planned", "")
+    measured = studies.runs_frame(measure(study).runs).set_index("run_id")
+    assert not measured["measured"].any()
+    assert {run: messages(measured["facts"][run]) for run in (missing, broken)} == {
+        missing: "the folder of attempt 1 is missing",
+        broken: "metrics.csv has no epoch with samples and a throughput",
+    }
 
 
 def test_a_cell_without_metrics_has_a_reason_of_its_own(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
+    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1,)), repeats=1)
     with edited_json(path / "plan.json") as plan:
         plan["cells"][0] |= {"argv": ["true"], "planned_epochs": None, "metrics": {"source": "none"}}
-    (attempt(path) / "metrics.csv").unlink()
-    assert row(path)["reason"] == "the matrix asks for no metrics (metrics: none)"
-
-
-def test_partial_results_of_a_failed_run_do_not_count(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    studies.change_run(path, RUN, state="failed", reason="killed")
-    study = load_study(path)
-    assert (study.epochs["run_id"] == RUN).sum() == 3
-    runs = studies.runs_frame(measure(study).runs)
-    assert not runs.loc[runs["run_id"] == RUN, "measured"].item()
-
-
-def test_folders_that_are_not_in_the_plan_are_ignored_with_a_remark(tmp_path: Path) -> None:
-    path = studies.finished(tmp_path / "s", repeats=1)
-    for name in ("stranger", "x\x1b[31m"):
-        (path / "runs" / name / "attempt-1").mkdir(parents=True)
-    (path / "runs" / ".hidden").mkdir()
-    study = load_study(path)
-    assert study.remarks == ["Not in the plan and ignored: 2 folders in runs/ (stranger and x\ufffd[31m)"]
-    assert len(study.runs) == 4
+    (attempt(path, "n1x1-gloo-srun-b64-r1") / "metrics.csv").unlink()
+    assert load_study(path).runs[0].reason == "the matrix asks for no metrics (metrics: none)"
 
 
 def test_a_folder_without_a_plan_is_an_error_with_a_remedy(tmp_path: Path) -> None:
@@ -228,3 +203,71 @@ def test_versions_variables_hosts_and_clocks_of_some_runs_are_not_planned(tmp_pa
     section = page.read_text().partition('id="differs"')
     assert section[0].endswith("<details open><summary><h2 ")
     assert "<td>PyTorch</td><td>no</td>" in section[2]
+
+
+Row = make_dataclass("Row", [("epoch", "float"), ("rate", "float"), ("host", "str")])
+
+
+def read(folder: Path, *contents: str | bytes) -> csvs.Loaded:
+    paths = []
+    for number, content in enumerate(contents):
+        path = folder / str(number) / "metrics.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        paths.append(str(path))
+    return read_csvs(paths, Row)
+
+
+def test_broken_files_do_not_affect_valid_ones(tmp_path):
+    good, broken = "epoch,rate,host\n0,0.1,n1\n1,1e-9,n2\n", "epoch,rate,host\n0,2.5,n1\n1,not a number,n1\n"
+    loaded = read(tmp_path, good, broken, "epoch,rate,host\n", good)
+    assert set(loaded.problems) == {1}
+    assert loaded.rows["file"].to_list() == [0, 0, 1, 1, 3, 3]
+    assert loaded.rows["rate"].to_list() == pytest.approx([0.1, 1e-9, 2.5, math.nan, 0.1, 1e-9], nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "rates", "problem"),
+    [
+        (
+            "epoch,rate,host\n0,1.5,a\n1,2.",
+            [1.5],
+            "metrics.csv: the last line is incomplete and was left out",
+        ),
+        ("epoch,rate,host\n0,1.5,a\n1\n", [1.5], "metrics.csv: line 3 has 1 values instead of 3"),
+        ("epoch,rate,host\n0,fast,a\n", [math.nan], "metrics.csv: line 2: rate 'fast' is not a number"),
+        ("epoch,rate\n0,1.5\n", [1.5], "metrics.csv: lacks the column host"),
+        ("a;b;c\n", [], "metrics.csv: the header 'a;b;c' is that of another table"),
+        ("", [], "metrics.csv: the file is empty"),
+        (
+            "epo",
+            [],
+            "metrics.csv: the last line is incomplete and was left out; the header '' is that of another table",
+        ),
+        (b"\xff\xfe\x00epoch", [], None),
+        ("rate,host,epoch\n1.5,a,0\n", [1.5], None),
+        ("\ufeffepoch,rate,host\r\n0,1.5,a\r\n", [1.5], None),
+        ('epoch,rate,host\n0,1.5,"n1,\nn2"\n', [1.5], None),
+        ("epoch,rate,host\n", [], None),
+    ],
+)
+def test_a_file_in_another_form_is_parsed_row_by_row(tmp_path, content, rates, problem):
+    loaded = read(tmp_path, content)
+    assert loaded.rows["rate"].to_list() == pytest.approx(rates, nan_ok=True)
+    if problem is not None:
+        assert loaded.problems == {0: problem}
+    assert list(loaded.rows.dtypes.astype(str)) == ["int64", "float64", "float64", "str"]
+
+
+def test_no_text_of_a_csv_can_run_as_a_formula_and_numbers_are_unchanged():
+    columns = {
+        "anything": ["=1+1", None, "plain\x1b[31m", "+1", "-1", "@SUM(A1)", "\tx"],
+        "value": [-1.5, float("nan"), 1 / 3, *[0] * 4],
+        "whole": [1, 2, 3, *[0] * 4],
+    }
+    text = csv_text(columns)
+    assert text.splitlines()[1:3] == ["'=1+1,-1.5,1", ",,2"]
+    assert text.splitlines()[4:] == [f"'{formula},0,0" for formula in ("+1", "-1", "@SUM(A1)", "\tx")]
+    assert pd.read_csv(io.StringIO(text))["value"].iloc[2] == pytest.approx(1 / 3, rel=1e-11)
+    assert "\x1b" not in text
+    assert csv_text(columns, digits=3).splitlines()[3].split(",")[1] == "0.333"

@@ -89,30 +89,23 @@ def test_check_fails_only_for_a_new_slowdown(results, tmp_path):
     )
 
 
-def test_a_line_fits_a_terminal_and_says_what_is_left_out(results):
+def test_a_line_fits_a_terminal_says_what_is_left_out_and_a_copy_counts_once(results):
     StudyBuilder(results / "short", strong(sizes=(1,)), repeats=2).write()
     StudyBuilder(results / "waiting", strong(sizes=(1,)), state=lambda *_: ("queued", "", None)).write()
-    done = bench("history", cwd=results.parent)
-    lines = done.stdout.splitlines()
+    shutil.copytree(results / "night-03", results / "a-copy")
+    lines = bench("history", cwd=results.parent).stdout.splitlines()
     assert any("n1x1" in line and "since 2026-03-10 (torch 2.11.0 → 2.12.0)" in line for line in lines)
     assert "left out: short/n1x1-gloo-srun-b64 (fewer than 3 measured runs)" in lines
     assert "left out: waiting (3 runs not ended)" in lines
-
-
-def test_many_reasons_are_summed_up(results):
     for number in range(9):
         folder = results / f"broken-{number}"
         folder.mkdir()
         (folder / "plan.json").write_text("{}")
     done = bench("history", cwd=results.parent)
-    assert done.stdout.count("left out: broken-") == 6
-    assert "left out for 3 more reasons; --json lists all" in done.stdout
-    assert len(answer("history", cwd=results.parent)["left_out"]) == 9
-
-
-def test_a_copy_counts_once(results):
-    shutil.copytree(results / "night-03", results / "a-copy")
+    assert done.stdout.count("left out: ") == 6
+    assert "left out for 6 more reasons; --json lists all" in done.stdout
     content = answer("history", cwd=results.parent)
+    assert len(content["left_out"]) == 13
     assert all(len(one["points"]) == 12 for one in content["series"])
     assert ["night-03/n1x1-gloo-srun-b64", "the same runs are in a-copy"] in content["left_out"]
 
@@ -198,10 +191,10 @@ def test_a_fresh_index_needs_no_heavy_package(results):
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-def test_the_index_and_the_page_of_a_private_study_are_private(results):
+def test_the_index_and_the_page_of_a_private_study_are_private(tmp_path):
+    results = nightly(tmp_path / "results", nights=1, slow_from=1)
     (results / "night-00/plan.json").chmod(0o600)
-    (results / "history.json").unlink()
-    bench("history", cwd=results.parent)
+    bench("history", cwd=tmp_path)
     modes = {name: (results / name).stat().st_mode & 0o777 for name in ("history.json", "history.html")}
     assert modes == {"history.json": 0o600, "history.html": 0o600}
 
@@ -239,13 +232,8 @@ def test_cells_are_equal_if_their_runs_are(changes, is_equal):
 
 def test_labels_have_only_what_distinguishes_series():
     one = {"nodes": "2", "tasks_per_node": "4", "model": "mlp", "backend": "nccl"}
-    series = {
-        "a": one,
-        "b": one | {"backend": "gloo"},
-        "c": one | {"nodes": "4"},
-        "d": one | {"backend": "gloo"},
-    }
-    labels = labels_of(series)
+    other = one | {"backend": "gloo"}
+    labels = labels_of({"a": one, "b": other, "c": one | {"nodes": "4"}, "d": other})
     assert (labels["a"], labels["c"]) == ("n2x4, nccl", "n4x4")
     assert labels["b"] != labels["d"]
 

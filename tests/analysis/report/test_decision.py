@@ -32,10 +32,6 @@ def decided(results: Results) -> tuple[list[SizeRow], dict[str, str]]:
     return sizes, {**dict(decision.lines), **asdict(answer)}
 
 
-def verdicts_of(sizes: list[SizeRow]) -> list[str]:
-    return [size.verdict for size in sizes]
-
-
 def set_efficiencies(results: Results, *values: float) -> None:
     """Change the efficiencies of the second and the third size; their runs differ by 1 %."""
     base = results.rows[0]
@@ -115,19 +111,12 @@ def test_with_a_warning_or_a_repeated_attempt_the_first_line_does_not_say_nothin
 
 def test_the_largest_size_at_the_guide_is_recommended(tmp_path: Path) -> None:
     sizes, lines = decided(results_of(tmp_path, noise=0.0))
-    assert verdicts_of(sizes) == [
-        "baseline",
-        "use it: efficient, P\xa0>\xa00.99",
-        *["below 0.8, P\xa0<\xa00.01"] * 2,
-    ]
+    below = "below 0.8, P\xa0<\xa00.01"
+    verdicts = ["baseline", "use it: efficient, P\xa0>\xa00.99", below, below]
+    assert [size.verdict for size in sizes] == verdicts
     best = sizes[1]
-    assert (best.ranks, best.layout, best.efficiency, best.speedup) == (
-        "2",
-        "2 × 1",
-        "0.85 [0.85, 0.85]",
-        "1.69",
-    )
-    assert best.loss == "12 % exposed communication"
+    assert (best.ranks, best.layout, best.speedup) == ("2", "2 × 1", "1.69")
+    assert (best.efficiency, best.loss) == ("0.85 [0.85, 0.85]", "12 % exposed communication")
     assert lines == {
         "label": "",
         "use": "use 2 ranks (2 × 1), 1.69 times the rate of 1 rank",
@@ -200,20 +189,10 @@ def test_sizes_larger_than_the_baseline_are_used_or_below_the_guide(tmp_path, op
 
 
 def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> None:
-    results = results_of(tmp_path, noise=0.001)
+    results, good, two = results_of(tmp_path, noise=0.001), ["baseline", "efficient"], "use 2 ranks (2 × 1)"
     for cell, kinds, use, others in (
-        (
-            "n8x1-gloo-srun-b8",
-            ["baseline", "efficient", "inefficient", "not-valid"],
-            "use 2 ranks (2 × 1)",
-            "8 ranks: not valid",
-        ),
-        (
-            "n4x1-gloo-srun-b16",
-            ["baseline", "efficient", "not-valid", "inefficient"],
-            "use 2 ranks (2 × 1)",
-            "4 ranks: not valid",
-        ),
+        ("n8x1-gloo-srun-b8", [*good, "inefficient", "not-valid"], two, "8 ranks: not valid"),
+        ("n4x1-gloo-srun-b16", [*good, "not-valid", "inefficient"], two, "4 ranks: not valid"),
         ("n1x1-gloo-srun-b64", ["not-valid"] * 4, OPEN, "1 rank, 2 ranks and 2 more: not valid"),
     ):
         vars(results)["assessment"] = Assessment(

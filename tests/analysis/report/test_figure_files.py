@@ -1,8 +1,6 @@
 """The figures: their texts, descriptions, files and marks, what they leave out, and that they hold no script."""
 
-import os
 import re
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from analysis import processes
 from analysis.checks.slow_ranks import nodes_table
 from analysis.data.csv_files import csv_text
 from analysis.data.load import load_study
-from analysis.report.figures import drawing as drawing_module
 from analysis.report.figures.data import data_figures
 from analysis.report.figures.drawing import MAX_SERIES, MAX_SIZES, Colour, Drawing, draw_figures
 from analysis.report.figures.lines import NOT_VALID
@@ -68,27 +64,20 @@ def test_files_have_their_formats(tmp_path: Path) -> None:
     assert float(box) / 72 * 25.4 == pytest.approx(85, abs=0.1)
 
 
-def test_a_figure_has_its_description(demo: dict[str, Drawing]) -> None:
+def test_a_figure_has_its_description_the_width_of_a_column_and_fonts_of_at_least_7_points(demo) -> None:
     for drawing in demo.values():
         alone = ElementTree.fromstring(drawing.svg.encode())
         assert alone.tag == f"{SVG}svg"
         assert alone.findtext(f"{SVG}title") == drawing.title
         (description,) = alone.iter("{http://purl.org/dc/elements/1.1/}description")
         assert description.text == drawing.description
-    assert demo["efficiency-strong"].title == "Efficiency, strong scaling (batch 64, gloo, srun)"
-    assert demo["efficiency-strong"].description.startswith(
-        "Efficiency over ranks. NCCL_ALGO Ring: 1.000 at 4 ranks, 0."
-    )
-
-
-def test_figures_have_the_width_of_a_column_and_fonts_of_at_least_7_points(demo: dict[str, Drawing]) -> None:
-    for drawing in demo.values():
-        root = ElementTree.fromstring(drawing.svg.encode())
-        width_mm = float(root.get("width", "").removesuffix("pt")) / 72 * 25.4
+        width_mm = float(alone.get("width", "").removesuffix("pt")) / 72 * 25.4
         assert width_mm == pytest.approx(178 if drawing.name == "scaling" else 85, abs=0.01)
         sizes = re.findall(r"font(?:-size)?: (?:bold )?([\d.]+)px", drawing.svg)
-        assert sizes
         assert min(map(float, sizes)) >= 7
+    strong = demo["efficiency-strong"]
+    assert strong.title == "Efficiency, strong scaling (batch 64, gloo, srun)"
+    assert strong.description.startswith("Efficiency over ranks. NCCL_ALGO Ring: 1.000 at 4 ranks, 0.")
 
 
 def test_every_reference_has_one_target_on_the_page(demo: dict[str, Drawing]) -> None:
@@ -217,14 +206,3 @@ def test_many_ranks_are_drawn_by_node_and_many_nodes_are_bounded(tmp_path: Path)
     names = [text for text in texts(figure) if re.match(r"node\d", text)]
     assert names[0] == "node45 ◀"
     assert len(names) == MAX_BARS
-
-
-def test_a_second_process_draws_the_same_figures_and_may_be_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, svg_only: None
-) -> None:
-    path = studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), repeats=2)
-    kinds = drawing_module._kinds()[:2]
-    monkeypatch.setattr(drawing_module, "_kinds", lambda: kinds)
-    expected = drawings(path)
-    monkeypatch.setattr(processes, "_send", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
-    assert drawings(path) == expected

@@ -122,21 +122,25 @@ def test_wall_times_and_their_efficiency_are_those_of_runs_csv(complete):
 
 def test_each_lack_is_listed_with_its_reason(complete, tmp_path):
     """A requirement that a change of the study breaks is the only further line."""
+
+    def lacks(**asked) -> list[str]:
+        return [one for one in checked(copy, **asked)[1] if one not in OWN_PROGRAM + BY_HAND]
+
     copy = Path(shutil.copytree(complete, tmp_path / "s"))
-    _, missing = checked(copy)
-    assert [one for one in missing if one not in OWN_PROGRAM + BY_HAND] == [
-        "missing: the size of your largest job in production; add --target-size SIZE"
-    ]
-    _, missing = checked(copy, target_size="8x1")
-    assert "missing: a valid result of the target size 8x1; add it to the axes, and submit it" in missing
-    _, missing = checked(copy, target_size="2x1")
-    assert "missing: 1 more node count: 2 of 3 are valid; add sizes up to the target to the axes" in missing
+    assert lacks() == ["missing: the size of your largest job in production; add --target-size SIZE"]
+    assert "missing: a valid result of the target size 8x1; add it to the axes, and submit it" in lacks(
+        target_size="8x1"
+    )
+    few = "missing: 1 more node count: 2 of 3 are valid; add sizes up to the target to the axes"
+    assert few in lacks(target_size="2x1")
     change_json(copy / "plan.json", executor="local")
-    _, missing = checked(copy, target_size="4x1")
-    assert [one for one in missing if one not in OWN_PROGRAM + BY_HAND] == [
+    assert lacks(target_size="4x1") == [
         "missing: runs with executor slurm: it is local; run it on roihu",
         "missing: the job script: scripts/n4x1-gloo-srun-b16.sh is not there; attach the one that ran",
     ]
+    for script in (copy / "scripts").iterdir():
+        script.rename(script.with_suffix(".sh"))
+    assert "missing: a batch script: this one is for executor local; add it by hand" in lacks()
 
 
 def test_short_weak_runs_on_cpus_of_another_cluster_lack_most(tmp_path):
@@ -228,32 +232,14 @@ def test_a_proposal_by_a_profile_compiles(complete, tmp_path):
         assert "Output written" in compiled(copy / "report", "proposal")
 
 
-def test_strong_scaling_comes_first_where_the_rules_ask_for_the_same_input(tmp_path):
+def test_strong_scaling_comes_first_with_the_reason_where_the_rules_ask_for_the_same_input(tmp_path):
     both = merged([*weak(64, (1, 2, 4)), *strong(64, (1, 2, 4))])
-    path = finished(tmp_path / "both", both, timing=Timing(comm_s=1e-3))
-    found = Results.of(load_study(path))
+    found = Results.of(load_study(finished(tmp_path / "both", both, timing=Timing(comm_s=1e-3))))
     profiles = (None, read_profile("csc"))
-    chosen = [Proposal.of(found, Request(profile=profile)).series[0][0].mode for profile in profiles]
-    assert chosen == ["weak", "strong"]
-
-
-def test_impossible_times_are_missing_and_no_share(complete, tmp_path):
-    path = shutil.copytree(complete, tmp_path / "s")
-    for run in json.loads((path / "plan.json").read_text())["runs"]:
-        change_run(path, run["run_id"], ended_at="2026-01-02T03:00:01.000Z")
-    parts, missing = checked(path)
-    assert "Outside steps" not in parts["Runs"].table.headings
-    assert any("the timed steps are longer than the wall time" in one for one in missing)
-
-
-def test_a_script_for_another_executor_is_no_batch_script(complete, tmp_path):
-    path = Path(shutil.copytree(complete, tmp_path / "s"))
-    change_json(path / "plan.json", executor="local")
-    for script in (path / "scripts").iterdir():
-        script.rename(script.with_suffix(".sh"))
-    parts, missing = checked(path)
-    assert "Job script" in parts
-    assert "missing: a batch script: this one is for executor local; add it by hand" in missing
+    chosen = [Proposal.of(found, Request(profile=profile)) for profile in profiles]
+    assert [one.series[0][0].mode for one in chosen] == ["weak", "strong"]
+    said = ["of strong scaling, which has the same input" in one.reason for one in chosen]
+    assert said == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -295,30 +281,24 @@ def test_what_real_studies_lack_is_listed_with_its_true_reason(study, asked, lac
     unpack(study, tmp_path)
     _, missing = checked(tmp_path / study, **asked)
     assert [one for one in lacks if f"missing: {one}" not in missing] == []
+    proposal = Proposal.of(Results.of(load_study(tmp_path / study)), Request(profile=read_profile("csc")))
+    method = proposal.context()["method"]
+    assert ("; the runs shared jobs, one after another." in method) is (study == "pack")
+    unrecorded = "No run recorded its software, so the training is described as planned."
+    assert (unrecorded in method) is ("and no time is requested." in method) is (study == "preempted")
 
 
-def test_the_text_says_that_runs_shared_a_job_and_what_nobody_recorded(tmp_path):
-    texts = {}
-    for study in ("pack", "preempted"):
-        unpack(study, tmp_path)
-        results = Results.of(load_study(tmp_path / study))
-        texts[study] = Proposal.of(results, Request(profile=read_profile("csc"))).context()["method"]
-    assert "; the runs shared jobs, one after another." in texts["pack"]
-    assert "No run recorded its software, so the training is described as planned." in texts["preempted"]
-    assert "and no time is requested." in texts["preempted"]
-
-
-def test_the_reason_of_a_series_says_that_only_strong_scaling_has_the_same_input(tmp_path):
-    both = merged([*weak(64, (1, 2, 4)), *strong(64, (1, 2, 4))])
-    results = Results.of(load_study(finished(tmp_path / "both", both, timing=Timing(comm_s=1e-3))))
-    reasons = [Proposal.of(results, Request(profile=one)).reason for one in (None, read_profile("csc"))]
-    assert ["of strong scaling, which has the same input" in reason for reason in reasons] == [False, True]
-
-
-@pytest.mark.parametrize(("fraction", "is_noted"), [("000", True), ("250", False)])
-def test_only_intervals_of_whole_seconds_may_be_too_narrow(complete, fraction, is_noted, tmp_path):
+@pytest.mark.parametrize(
+    ("ended", "is_too_short", "is_noted"),
+    [("05:00:00.000", False, True), ("05:00:00.250", False, False), ("03:00:01.000", True, True)],
+)
+def test_times_in_whole_seconds_are_noted_and_impossible_ones_missing(
+    complete, ended, is_too_short, is_noted, tmp_path
+):
     path = Path(shutil.copytree(complete, tmp_path / "s"))
     for run in json.loads((path / "plan.json").read_text())["runs"]:
-        change_run(path, run["run_id"], ended_at=f"2026-01-02T03:10:00.{fraction}Z")
-    parts, _ = checked(path)
+        change_run(path, run["run_id"], ended_at=f"2026-01-02T{ended}Z")
+    parts, missing = checked(path)
     assert ("in whole seconds, so that intervals may be too narrow" in parts["Runs"].text) is is_noted
+    assert ("Outside steps" not in parts["Runs"].table.headings) is is_too_short
+    assert any("the timed steps are longer than the wall time" in one for one in missing) is is_too_short

@@ -1,7 +1,8 @@
-"""`report/` of finished, unfinished, broken and hostile studies."""
+"""`report/` of finished, unfinished, broken and hostile studies, and rates in tokens/s."""
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from analysis.report.figures.drawing import is_name
 from analysis.report.tables import STATIC_ROWS
 from analysis.report.write import write_report
 from bench.matrix.warnings import LiteralDollar
+from ddp_scaling_bench.units import number
 from tests.analysis import studies
 from tests.analysis.figures import no_figure, only_svg
 from tests.analysis.studies import with_probes, write_ranks
+from tests.commands import command_line
+from tests.common import read_rows
 
 
 class Page:
@@ -178,3 +182,49 @@ def test_figures_of_an_older_report_are_removed_and_other_files_stay(tmp_path, n
     own = {"mine.svg", "ranks.txt", "speedup-mine.svg", "speedup-weak.svg"}
     assert {p.name for p in figures.iterdir()} >= own
     assert not list(figures.glob("*-strong.*"))
+
+
+TOKENS = {"units": {"throughput": "tokens/s"}, "tokens_per_sample": 128}
+
+
+def in_tokens(path, *, tokens: bool):
+    cells = studies.strong(64, (1, 2))
+    if tokens:
+        cells = [replace(cell, metrics={"source": "recorder", **TOKENS}) for cell in cells]
+    return studies.finished(path, cells)
+
+
+def test_people_read_tokens_and_programs_samples(tmp_path, svg_only):
+    found = {}
+    for tokens in (True, False):
+        report = write_report(in_tokens(tmp_path / str(tokens) / "s", tokens=tokens)).page.parent
+        found[tokens] = [row["throughput_samples_per_sec"] for row in read_rows(report / "scaling.csv")]
+        unit, other = ("Tokens/s", "Samples/s") if tokens else ("Samples/s", "Tokens/s")
+        for file in (report / "index.html", report / "scaling.md"):
+            text = file.read_text()
+            assert (unit in text, other in text) == (True, False), file
+        rate = float(found[tokens][0]) * (128 if tokens else 1)
+        assert f"| {number(rate)} |" in (report / "scaling.md").read_text()
+        assert f"({unit.lower()})" in next(report.rglob("throughput-strong.svg")).read_text()
+    assert found[True] == found[False]
+
+
+def test_a_comparison_is_in_tokens_if_both_studies_are(tmp_path):
+    for name in ("a", "b"):
+        in_tokens(tmp_path / "results" / name, tokens=True)
+    done = command_line.bench("compare", "a", "b", cwd=tmp_path)
+    assert "A tokens/s" in done.stdout, done.stderr
+    assert "samples/s" not in done.stdout
+
+
+def test_logs_in_tokens_are_shown_in_tokens(tmp_path, nothing_drawn):
+    for ranks in (1, 2):
+        (tmp_path / f"{ranks}.log").write_text(f"tps {1000 * ranks} tok/s\ntps {1010 * ranks} tok/s\n")
+    words = ["report", "1=1.log", "2=2.log", "--pattern", r"throughput=tps ([0-9]+)", "--mode", "strong"]
+    for more, mean in (([], "1004.98 tokens/s"), (["--set", "tokens_per_sample=10"], "100.498 samples/s")):
+        done = command_line.bench(*words, "--unit", "tokens/s", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"mean {mean}" in done.stderr
+        page = (tmp_path / done.stdout.splitlines()[0]).read_text()
+        assert "Tokens/s" in page
+        assert "Samples/s" not in page

@@ -1,6 +1,7 @@
 """The scaling table as CSV, Markdown and LaTeX: complete, and safe whatever it holds."""
 
 import io
+import math
 import re
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -23,7 +24,7 @@ from analysis.report.tables import (
     page_columns,
     text_table,
 )
-from ddp_scaling_bench.units import MISSING
+from ddp_scaling_bench.units import MISSING, number, percent
 from tests.analysis import studies
 
 HOSTILE = "<script>alert(1)</script> | `x` $y$ \\input{/etc/passwd} 100% & #1 _a_ ^b^ ~c~ {d}\n[e]"
@@ -98,10 +99,7 @@ def test_latex_is_a_tabular_with_nothing_unescaped_and_a_long_table_runs_over_pa
     body = text.split(r"\midrule")[1].split(r"\bottomrule")[0]
     assert all(row.count("&") == 5 for row in body.strip().splitlines())
     assert r"\input" not in text
-
-
-def test_latex_escapes_each_special_character() -> None:
-    assert latex(r"\&%$#_{}~^") == (r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}")
+    assert latex(r"\&%$#_{}~^") == r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}"
     assert latex("--nodes") == "-{}-nodes"
     assert latex("[a] 2 × 4 – µs ± ≥ é 漢") == r"{[}a{]} 2 $\times$ 4 -- $\mu$s $\pm$ $\ge$ é ?"
 
@@ -127,3 +125,10 @@ def test_no_text_can_leave_its_markdown_cell(text: str) -> None:
     bars = [len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines if line.startswith("|")]
     assert {*bars} == {6}
     assert re.search(r"(?<!\\)(?:\\\\)*<", "".join(lines)) is None
+
+
+def test_numbers_have_four_digits_and_commas_from_ten_thousand() -> None:
+    texts = {1234.5: "1234", 12345.6: "12,350", 9999.9: "10,000", 0.99999: "1.000", 0.012345: "0.01235"}
+    texts |= {0.0: "0", -2.5: "-2.500", 1e-9: "1.000e-09", math.nan: "–", math.inf: "–"}
+    assert {value: number(value) for value in texts} == texts
+    assert (number(None), percent(-0.001)) == ("–", "0 %")

@@ -28,11 +28,12 @@ def table(path: Path) -> list[ScalingRow]:
     return scaling_table(measure(load_study(path)))
 
 
-def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(grid_study: Path) -> None:
+def test_an_efficiency_is_that_within_a_node_times_that_over_nodes_and_a_failed_size_has_none(grid_study):
     """The second factor is computed again from the step times, by the module's formula."""
-    sizes = two_axes(table(grid_study))
+    rows = table(grid_study)
+    sizes = two_axes(rows)
     assert len(sizes) == 4 * 9
-    times = {(row.series, row.nodes, row.gpus_per_node): row.step_time_sec for row in table(grid_study)}
+    times = {(row.series, row.nodes, row.gpus_per_node): row.step_time_sec for row in rows}
     for row in (row for row in sizes if row.n):
         one_node = times[row.series, 1, row.gpus_per_node]
         here = times[row.series, row.nodes, row.gpus_per_node]
@@ -42,10 +43,7 @@ def test_an_efficiency_is_that_within_a_node_times_that_over_nodes(grid_study: P
     one_node_rows = [row for row in sizes if row.nodes == 1]
     assert {row.efficiency_over_nodes for row in one_node_rows} == {1}
     assert all(row.efficiency_within_node == row.efficiency for row in one_node_rows)
-
-
-def test_a_size_that_failed_is_there_without_a_value_and_with_its_reason(grid_study: Path) -> None:
-    lost = [row for row in two_axes(table(grid_study)) if (row.nodes, row.gpus_per_node) == (4, "4")]
+    lost = [row for row in sizes if (row.nodes, row.gpus_per_node) == (4, "4")]
     assert len(lost) == 4
     for row in lost:
         assert np.isnan([row.speedup, row.efficiency, row.efficiency_over_nodes]).all()

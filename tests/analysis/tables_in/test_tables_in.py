@@ -182,34 +182,25 @@ def test_a_column_gets_a_meaning_by_an_option(tmp_path: Path, nothing_drawn: Non
     assert f"{table}:1: --map speed=speed $(x): no column is called 'speed'; names are " in done.stderr
 
 
-def test_each_canonical_name_means_itself() -> None:
-    assert {name: (heading(name) or Heading("")).column for name in COLUMNS} == {
-        name: name for name in COLUMNS
+def test_names_of_columns_and_forms_of_numbers() -> None:
+    assert {name: (heading(name) or Heading("")).column for name in COLUMNS} == {one: one for one in COLUMNS}
+    #: The column of a name, the factor of its unit, and whether it is per GPU.
+    names = {
+        "tokens_per_sec_per_gpu": ("tokens/s", 1, True),
+        "images/min": ("throughput", 1 / 60, False),
+        "throughput_per_gpu": ("throughput", 1, True),
+        "Step Time (ms)": ("time", 1e-3, False),
+        "s/it": ("time", 1, False),
+        "epoch time [h]": ("epoch_time", 3600, False),
+        "TFLOP/s/GPU": ("mfu", 1, True),
+        "numNodes": ("nodes", 1, False),
+        "n_gpus": ("gpus", 1, False),
     }
-
-
-@pytest.mark.parametrize(
-    ("name", "column", "factor", "per_gpu"),
-    [
-        ("tokens_per_sec_per_gpu", "tokens/s", 1, True),
-        ("images/min", "throughput", 1 / 60, False),
-        ("throughput_per_gpu", "throughput", 1, True),
-        ("Step Time (ms)", "time", 1e-3, False),
-        ("s/it", "time", 1, False),
-        ("epoch time [h]", "epoch_time", 3600, False),
-        ("TFLOP/s/GPU", "mfu", 1, True),
-        ("numNodes", "nodes", 1, False),
-        ("n_gpus", "gpus", 1, False),
-        ("Batch Size", None, 1, False),
-    ],
-)
-def test_names_of_columns(name: str, column: str | None, factor: float, per_gpu: bool) -> None:
-    found = heading(name)
-    assert (found and found.column) == column
-    assert found is None or (found.factor, found.per_gpu) == (pytest.approx(factor), per_gpu)
-
-
-def test_forms_of_numbers() -> None:
+    for name, expected in names.items():
+        found = heading(name)
+        assert found is not None
+        assert (found.column, found.factor, found.per_gpu) == pytest.approx(expected), name
+    assert heading("Batch Size") is None
     column = Heading("throughput")
     values = {"~12,400": 12400, "1,234.5": 1234.5, "12 400": 12400, "220k": 220e3, "1.4M": 1.4e6}
     values |= {"98.5 ± 0.4": 98.5, "1e3": 1000, "–": None}
@@ -294,12 +285,13 @@ def test_a_missing_table_or_a_binary_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_drawn")
-def test_two_tables_in_one_folder_have_two_reports_and_none_replaces_another(tmp_path: Path) -> None:
+def test_two_tables_in_one_folder_have_two_reports_and_nothing_else_is_replaced(tmp_path: Path) -> None:
     text = "gpus,global_batch,time\n1,64,1\n2,64,{}\n"
     (tmp_path / "sub").mkdir()
-    first, second = tmp_path / "a.csv", tmp_path / "sub" / "a.csv"
+    first, second, third = tmp_path / "a.csv", tmp_path / "sub" / "a.csv", tmp_path / "mine.csv"
     first.write_text(text.format(0.5))
     second.write_text(text.format(0.9))
+    third.write_text(text.format(0.9))
     target = tmp_path / "else where"
     done = run_report(str(first), "--output", str(target), "--json")
     page = target / "a-report" / "index.html"
@@ -315,19 +307,13 @@ def test_two_tables_in_one_folder_have_two_reports_and_none_replaces_another(tmp
     first.write_text(text.format(0.6))
     assert run_report(str(first), "--output", str(target)).exit_code == 0
     assert page.read_bytes() != before
-
-
-def test_a_folder_that_is_not_a_report_is_not_filled(tmp_path: Path) -> None:
-    table = tmp_path / "mine.csv"
-    table.write_text("gpus,global_batch,time\n1,64,1\n2,64,0.5\n")
-    (tmp_path / "mine-report").mkdir()
-    (tmp_path / "mine-report" / "notes.txt").write_text("keep")
-    done = run_report(str(table))
+    notes = tmp_path / "mine-report" / "notes.txt"
+    notes.parent.mkdir()
+    notes.write_text("keep")
+    done = run_report(str(third))
     assert done.exit_code == 2
-    assert (
-        f"{tmp_path}/mine-report exists and is not a table's report; {table} would replace it" in done.stderr
-    )
-    assert [path.name for path in (tmp_path / "mine-report").iterdir()] == ["notes.txt"]
+    assert f"{notes.parent} exists and is not a table's report; {third} would replace it" in done.stderr
+    assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("repeats", [1, 2])
@@ -380,15 +366,8 @@ def test_patterns_make_a_table_of_the_logs_of_finished_runs(
     monkeypatch.chdir(tmp_path)
     for name, rate in (("one", 10.0), ("two", 9.5), ("again", 9.7)):
         Path(f"{name}.log").write_text(f"step 1 {rate}it/s loss 2.5\nstep 2 {1 / rate}s/it loss 2.0\n")
-    words = [
-        "1=one.log",
-        "1x2=two.log",
-        "1x2=again.log",
-        "--pattern",
-        "throughput=([0-9.]+)it/s",
-        "--unit",
-        "it/s",
-    ]
+    words = ["1=one.log", "1x2=two.log", "1x2=again.log", "--unit", "it/s"]
+    words += ["--pattern", "throughput=([0-9.]+)it/s"]
     done = run_report(*words, "--pattern", "loss=loss (.+)", "--mode", "weak", "--batch", "4")
     assert (done.exit_code, done.stdout.splitlines()[0]) == (0, "logs-report/index.html"), done.output
     assert (
