@@ -210,12 +210,12 @@ def write_report(
         results = Results.of(
             study, baseline=baseline, include_disturbed=include_disturbed, targets=targets, spread=spread
         )
-    return _report(results, folder, files, say, proposal)
+        return _report(results, folder, files, say, proposal)
 
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Do not search for cycles of references again and again while records without any are made."""
+    """Do not search for cycles of references again and again: only the figures have some."""
     gc.disable()
     try:
         yield

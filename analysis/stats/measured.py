@@ -174,8 +174,9 @@ def run_values(epochs: pd.DataFrame) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for values in (run_rates(epochs), run_parts(epochs), run_readings(epochs)):
         names = [*map(str, values.columns)]
-        for run_id, *own in values.itertuples(name=None):
-            found.setdefault(str(run_id), {}).update(zip(names, own, strict=True))
+        columns = [values[name].tolist() for name in names]
+        for run_id, *own in zip(values.index.tolist(), *columns, strict=True):
+            found.setdefault(run_id, {}).update(zip(names, own, strict=True))
     return found
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -79,29 +80,31 @@ MAX_SERIES, MAX_SIZES, MAX_BARS = 6, 24, 18
 
 #: Draws the figures of a kind; their names begin with one of the names of the kind.
 Draw = Callable[[Results], Iterator["Drawing"]]
-_KINDS: list[tuple[Sequence[str], Draw]] = []
+_KINDS: list[tuple[bool, str, Sequence[str], Draw]] = []
 
 
-def figure(*names: str) -> Callable[[Draw], Draw]:
+def figure(*names: str, is_long: bool = False) -> Callable[[Draw], Draw]:
     """Register a function that draws the figures ``NAME`` or ``NAME-...`` with the names of its kind.
+
+    If ``is_long``, they are drawn first, so that no process waits for them in the end.
 
     The page shows a figure by its topic: ``scaling`` beside the sizes, ``why`` and ``settings`` in these
     sections, and any other one in a section of its own.
     """
 
     def register(draw: Draw) -> Draw:
-        _KINDS.append((names, draw))
+        _KINDS.append((not is_long, draw.__module__, names, draw))
         return draw
 
     return register
 
 
 def _kinds() -> list[tuple[Sequence[str], Draw]]:
-    """Return the kinds of all modules of this package, in the order of the modules' names."""
+    """Return the kinds of all modules of this package: long ones, then in the order of the modules' names."""
     package = import_module("analysis.report.figures")
     for module in pkgutil.iter_modules(package.__path__, "analysis.report.figures."):
         import_module(module.name)
-    return sorted(_KINDS, key=lambda kind: kind[1].__module__)
+    return [kind[2:] for kind in sorted(_KINDS, key=itemgetter(0, 1))]
 
 
 def draw_figures(results: Results) -> list[Drawing]:

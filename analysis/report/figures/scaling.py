@@ -91,7 +91,7 @@ def _drawings(curve: Curve, results: Results) -> Iterator[Drawing]:
         yield panel.drawing(f"{curve.name}-{suffix}")
 
 
-@figure("scaling")
+@figure("scaling", is_long=True)
 def paper_figure(results: Results) -> Iterator[Drawing]:
     """Draw, for a paper, all curves of the modes that have them in one figure."""
     curves = (EFFICIENCY, SPEEDUP, THROUGHPUT)
