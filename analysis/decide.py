@@ -300,7 +300,9 @@ def _slower(row: ScalingRow, rows: Sequence[ScalingRow]) -> Finding | None:
     ratio, low, high = throughput_ratio(row, other)
     if not (high if known(high) else ratio) < 1:
         return None
-    found = SlowerThanSmaller(size=ranks(row), smaller=ranks(other), ratio=ratio, severity="error")
+    found = SlowerThanSmaller(
+        subject=(row.cell_id,), severity="error", size=ranks(row), smaller=ranks(other), ratio=ratio
+    )
     return replace(found, low=low, high=high, severity="warning") if known(low) else found
 
 

@@ -39,7 +39,7 @@ from bench.matrix.cell import Cell, shown_command
 from bench.matrix.document import shown_text
 from bench.study.found import read_findings
 from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.units import MISSING, count, listed
+from ddp_scaling_bench.units import MISSING, count, known, listed
 from ddp_scaling_bench.variables import shown_settings
 
 MAX_MATRIX_CHARACTERS = 100_000
@@ -86,7 +86,9 @@ def page_tables(results: Results) -> dict[str, Any]:
 def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any]:
     """Return the other values of page.html.j2."""
     study = results.study
-    errors = [fact for fact in results.assessment.findings if fact.severity == "error"]
+    of_sizes = [one for choice in results.choices.values() for one in choice.findings]
+    errors = [one for one in (*results.assessment.findings, *of_sizes) if one.severity == "error"]
+    headings = ", ".join(dict.fromkeys(map(heading, errors)))
     figures = grouped(drawings, lambda one: one.topic if one.topic in _PLACES else "figures")
     curves = grouped(figures.get("scaling", ()), lambda one: one.mode)
     every = decisions(results)
@@ -95,9 +97,14 @@ def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any
         "name": study.name,
         "what": what_was_measured(results) if results.rows else "",
         "lead": _lead(results),
-        "terms": _terms(every, has_settings=bool(results.settings)),
-        "errors": Table("validity", WORDS["columns"]["findings"], [*map(_finding_row, errors)]),
-        "found": f"{count(len(errors), 'error')}: {', '.join(map(heading, errors))}",
+        "terms": _terms(every, has_p_of_settings=any(known(one.p) for one in results.settings)),
+        "has_rule": any(row.kind in _WITH_P for one in every for _, own in one.groups for row in own),
+        "errors": Table(
+            "validity",
+            WORDS["columns"]["findings"],
+            [*map(_finding_row, errors)],
+        ),
+        "found": f"{count(len(errors), 'error')}: {headings}",
         "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in every],
         "why": why_sections(results, drawings),
         "figures": figures,
@@ -142,12 +149,12 @@ def _lead(results: Results) -> tuple[list[tuple[str, str]], bool]:
     return [(WORDS["lead"][name], value) for name, value in found.items() if value], is_wrong
 
 
-def _terms(every: Sequence[Decision], *, has_settings: bool) -> str:
+def _terms(every: Sequence[Decision], *, has_p_of_settings: bool) -> str:
     """Return the explanations of the words in the answers and verdicts."""
     rows = [row for one in every for _, own in one.groups for row in own]
     kinds = {row.kind for row in rows}
     words = ["efficiency"] * any(row.efficiency != MISSING for row in rows)
-    words += ["p"] * bool(kinds & _WITH_P) + ["p-of-settings"] * has_settings
+    words += ["p"] * bool(kinds & _WITH_P) + ["p-of-settings"] * has_p_of_settings
     words += ["lost"] * bool(kinds & _WITH_P) + ["cannot-tell"] * (VerdictKind.CANNOT_TELL in kinds)
     return " ".join(WORDS["terms_of_answers"][word] for word in words)
 

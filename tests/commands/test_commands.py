@@ -118,7 +118,7 @@ def test_an_unknown_study_and_a_matrix_give_different_errors(ran):
     plan = "results/tiny/plan.json"
     assert refusal("status", plan, cwd=ran) == f"{plan} is not a study; its study is results/tiny"
     assert refusal("report", "1=a.log", cwd=ran).endswith(
-        "are for logs of finished runs; add --pattern, or omit them"
+        "need --pattern; type, for example: bench report 4=a.log 8=b.log --pattern throughput='REGEX with one group ( )'"
     )
 
 

@@ -112,7 +112,8 @@ class Scale:
     @property
     def left_in(self) -> float:
         """The margin for the labels of the vertical axis, in inches."""
-        return 0.36 + 0.062 * max(3, len(_tick(self.high)))
+        ticks = self._vertical() if self.base else [self.high]
+        return 0.36 + 0.062 * max(3, *(len(_tick(tick, digits=_digits(ticks))) for tick in ticks))
 
     def apply(self, axes: Axes) -> None:
         """Set up the axes of a panel."""
@@ -123,17 +124,21 @@ class Scale:
         axes.set(xlabel=f"{capital(self.device)}s", ylabel=self.title)
         if self.base:
             axes.set_yscale("log", base=self.base)
-            for locator in (
-                LogLocator(self.base, (1.0,) if self.base == 2 else (1.0, 2.0, 5.0)),
-                MaxNLocator(4),
-            ):
-                every = map(float, locator.tick_values(self.low, self.high))
-                ticks = [tick for tick in every if self.low <= tick <= self.high]
-                if len(ticks) > 1:
-                    break
-            shown = [ticks[place] for place in evenly_spaced(len(ticks), _MAX_TICKS)]
+            shown = self._vertical()
             set_ticks(axes.yaxis, shown, partial(_tick, digits=_digits(shown)))
         axes.set_ylim(self.low, self.high)
+
+    def _vertical(self) -> list[float]:
+        """Return the ticks of a logarithmic vertical axis."""
+        for locator in (
+            LogLocator(self.base or 10, (1.0,) if self.base == 2 else (1.0, 2.0, 5.0)),
+            MaxNLocator(4),
+        ):
+            every = map(float, locator.tick_values(self.low, self.high))
+            ticks = [tick for tick in every if self.low <= tick <= self.high]
+            if len(ticks) > 1:
+                break
+        return [ticks[place] for place in evenly_spaced(len(ticks), _MAX_TICKS)]
 
     def _spread(self) -> list[int]:
         """Return the sizes, from the smallest on, whose labels do not overlap on a logarithmic axis."""

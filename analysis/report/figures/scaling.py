@@ -53,7 +53,9 @@ class _Panel(NamedTuple):
             return
         largest = max((point.gpus for point in valid), default=0)
         for start, value in dict.fromkeys((one.gpus, one.value) for one in valid if one.is_base):
-            axes.plot([start, largest], [value, value * largest / start], label="ideal", **over_ranks.IDEAL)
+            if largest > start:
+                ends = [value, value * largest / start]
+                axes.plot([start, largest], ends, label="ideal", **over_ranks.IDEAL)
 
     def narrow(self) -> _Panel:
         """Return the panel with fewer ticks and, for efficiencies, the mode of its row."""
