@@ -89,7 +89,12 @@ def parse_count(text: str | int) -> int:
     match = _COUNT.fullmatch(str(text).strip())
     if not match:
         raise ValueError(f"{text!r} is not a count; write a number such as 500000, 10M or 1.5B")
-    return round(float(match.group(1)) * _COUNT_FACTORS[match.group(2)])
+    amount = float(match.group(1)) * _COUNT_FACTORS[match.group(2)]
+    if not match.group(2) and amount != round(amount):
+        raise ValueError(
+            f"{text} is not a whole number; write a number such as 500000, or {text}M with its unit"
+        )
+    return round(amount)
 
 
 def human_duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ddp_scaling_bench.errors import BenchError, UnavailableError
+from ddp_scaling_bench.errors import BenchError, UnavailableError, missing_file
 from ddp_scaling_bench.units import join_names
 
 from ..archive import is_archive, open_archive
@@ -124,6 +124,8 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
         own = path.stem
         is_planned = StudyFolder(root / own).is_planned
         remedy = f"its study is {own}" if is_planned else f"plan it first: bench plan {name}"
+        if not is_planned and not path.is_file():
+            raise missing_file(path, what="the matrix", remedy="give the name of a study (see bench list)")
         raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)
     if (runs := list(find_attempts(name, root))) and len(runs[0][1]) == 1:
         raise BenchError(f"{name} is a run, not a study", remedy=f"its study is {runs[0][0].folder.name}")

@@ -252,6 +252,11 @@ def report_command(
         if value:
             what = f"{option} is for a table measured elsewhere, not for a study"
             raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
+    if source is not None and source.endswith((".log", ".out", ".err")) and Path(source).is_file():
+        own = f"for a report: bench report 1={source} --pattern throughput=REGEX (1: its GPUs)"
+        raise BenchError(
+            f"{source} is a log, not a study", remedy=f"{own}; for a failure: bench doctor {source}"
+        )
     folder = find_study(source, results)
     return write(folder, output=output, include_disturbed=include_disturbed, **shown, **options)
 

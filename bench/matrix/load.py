@@ -56,6 +56,13 @@ _MESSAGES = {
     "less_than_equal": ("must be at most {le}, not {value}", "write a number that is at most {le}"),
     "less_than": ("must be less than {lt}, not {value}", "write a number that is less than {lt}"),
 }
+#: Keys of Slurm and of other trainers, with what to write instead.
+_GPUS, _BATCHES = "gpus_per_node: [4] below `axes:`", "- {mode: weak, per_gpu_batch: [8]} below `scaling:`"
+_FOREIGN_KEYS = {
+    **dict.fromkeys(("gres", "gpus", "num_gpus", "gpus_per_task", "ntasks", "ntasks_per_node"), _GPUS),
+    **dict.fromkeys(("batch", "batch_size", "train_batch_size", "micro_batch_size"), _BATCHES),
+    **dict.fromkeys(("train_micro_batch_size_per_gpu", "per_device_train_batch_size"), _BATCHES),
+}
 #: The last part of a place where numbers are written.
 _SIZES = re.compile(r"nodes|\w+_per_node|model_parallel|\w*batch")
 #: A variable as a shell has it.
@@ -120,6 +127,8 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"])
         remedy = did_you_mean(str(value), allowed, cutoff=0.5, all_in=_document_of(root))
+    elif kind == "int_type" and isinstance(value, float) and value.is_integer():
+        remedy = f"write {value:.0f}"
     elif "number" in what and isinstance(value, str) and value.strip().isdigit():
         remedy = "remove the quotes"
     elif isinstance(value, str) and (share := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)):
@@ -151,6 +160,8 @@ def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
     others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
     if others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
+    elif key in _FOREIGN_KEYS and section in ([], ["workload"], ["cluster"]):
+        remedy = f"write {_FOREIGN_KEYS[key]}"
     elif key in _known_keys((), Matrix):
         remedy = "write it at the top level of the matrix"
     else:

@@ -218,6 +218,9 @@ def command_words(text: str) -> list[str]:
 def _check_command(words: list[str]) -> list[str]:
     if not words or not words[0]:
         raise ValueError("the command is empty; write a command such as `python train.py`")
+    if words[0].endswith(".py") and "/" not in words[0]:
+        remedy = f"write python {words[0]}, or ./{words[0]} if it is executable"
+        raise ValueError(f"{words[0]!r} is a Python file without its interpreter; {remedy}")
     code = _code_words(words)
     for at, word in enumerate(words):
         if _NUL_OR_LINE_BREAK.search(word):
@@ -355,8 +358,8 @@ def _check_pattern(text: str) -> str:
     try:
         groups = re.compile(text).groups
     except re.error as error:
-        remedy = r"correct it, or write \[ for a literal ["
-        raise ValueError(f"{text!r} is not a regular expression: {error}; {remedy}") from None
+        remedy = r"correct it, or write \[ and \( for a literal [ and ("
+        raise ValueError(f"'{text}' is not a regular expression: {error}; {remedy}") from None
     if groups != 1:
         raise ValueError(
             f"{text!r} has {groups} groups; put ( ) around the number, and use (?: ) for other groups"

@@ -111,6 +111,9 @@ def test_an_unknown_study_and_a_matrix_give_different_errors(ran):
     matrix_given = "is a matrix, not a study;"
     assert refusal("submit", "tiny.yaml", cwd=ran) == f"tiny.yaml {matrix_given} its study is tiny"
     planning = "plan it first: bench plan new.yaml"
+    missing = "new.yaml: the matrix does not exist; give the name of a study (see bench list)"
+    assert refusal("submit", "new.yaml", cwd=ran) == missing
+    (ran / "new.yaml").touch()
     assert refusal("submit", "new.yaml", cwd=ran) == f"new.yaml {matrix_given} {planning}"
     assert refusal("verify", "results", cwd=ran) == (
         "results is the folder of all studies; give one of the studies (planned: tiny)"
