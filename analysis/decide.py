@@ -100,7 +100,7 @@ class SlowerThanSmaller(Finding, kind="slower-than-smaller"):
         return f"{self.size}: {fraction(self.ratio)}{ends} times the throughput of {self.smaller}"
 
     def _remedy(self) -> str:
-        return "" if self.low is not None else f"Measure both at least {MIN_RUNS} times."
+        return "" if self.low is not None else f"Measure each of them at least {MIN_RUNS} times."
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,10 @@ else:  # typing has it since Python 3.11
 Severity = Literal["error", "warning", "info"]
 
 
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class _Frozen:
     """The subclasses are frozen dataclasses with keyword-only arguments, without a decorator.
@@ -34,7 +38,7 @@ class _Frozen:
         if kind:
             cls.kind = kind
         dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
-        cls._defaults = {one.name: one.default for one in fields(cls)}  # type: ignore[arg-type]
+        cls._defaults = {one.name: _default(one) for one in fields(cls)}  # type: ignore[arg-type]
 
     def __init__(self, **values: Any) -> None:
         given = self._defaults | values
@@ -45,6 +49,9 @@ class _Frozen:
         vars(self).update(given)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        raise FrozenInstanceError(name)
+
+    def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(name)
 
     def _values(self) -> dict[str, Any]:
@@ -138,10 +145,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _plain(own) for name, own in value.items()}
     return [*map(_plain, value)] if isinstance(value, list | tuple) else value
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 #: The findings that files contain, by kind.

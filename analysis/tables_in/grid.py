@@ -85,7 +85,7 @@ def split(text: str, problems: TableProblems) -> list[Grid]:
 
     Raises:
         BenchError: there is no table.
-        InputError: rows have more or fewer values than there are names.
+        InputError: rows have more values than there are names.
     """
     lines = text.splitlines()
     rules = [place for place, line in enumerate(lines) if place and _MARKDOWN_RULE.fullmatch(line.strip())]
@@ -143,9 +143,9 @@ def _grid(rows: list[tuple[int, list[str]]], problems: TableProblems, *, semicol
         raise BenchError(f"{problems.path}: the table has a header but no rows", remedy=remedy)
     (line, names), *body = filled
     for place, values in body:
-        if any(values[len(names) :]) or len(values) < len(names):
+        if any(values[len(names) :]):
             message = f"the row has {count(len(values), 'value')}, but there are {count(len(names), 'name')}"
-            remedy = "give one value per column (it can be empty); put values with commas into double quotes"
+            remedy = "give one value per column; put values with commas into double quotes"
             problems.add(place, message, remedy)
     width = len(names)
     return Grid(line, names, [(n, (own + [""] * width)[:width]) for n, own in body], semicolons)

@@ -214,7 +214,8 @@ def report_command(
     has one row per run or per size. For logs with --pattern, the matched lines are listed, too. The page is
     one file and works offline. With --output, the report of a study that you cannot write to goes to
     another folder. The exit code is 1 if an error is printed: the report is complete, but numbers are missing
-    or not valid. With --check, only the targets decide: 1 if one is missed, 3 if one cannot be told.
+    or not valid, or single runs show a size as slower than a smaller one. With --check, only the targets
+    decide: 1 if one is missed, 3 if one cannot be told.
     """
     require_report("bench report")
     for option, given in (("--series", series), ("--samples", samples), ("--profile", profile)):
@@ -236,8 +237,13 @@ def report_command(
         metrics = metrics_of(pattern, unit or (), settings or ())
         return _report_logs(sources or (), metrics, batch=batch, mode=mode, output=output, **shown, **options)
     if unit or settings or batch or len(sources or ()) > 1 or "=" in (source or ""):
-        if any(one.lower().endswith(TABLE_SUFFIXES[:3]) for one in sources or ()):
+        several = sources if sources and len(sources) > 1 else []
+        if several and all(one.lower().endswith(TABLE_SUFFIXES) for one in several):
             raise BenchError("several tables are given", remedy="put the rows of all into one file")
+        if several and all(Path(one).is_dir() for one in several):
+            raise BenchError(
+                "several studies are given", remedy=f"compare two: bench compare {' '.join(several[:2])}"
+            )
         what = "logs of finished runs (SIZE=LOG, --unit, --set, --batch) need --pattern"
         example = "bench report 4=a.log 8=b.log --pattern throughput='REGEX with one group ( )'"
         raise BenchError(what, remedy=f"type, for example: {example}")
@@ -448,7 +454,7 @@ def _print(written: Report, *, study: str, as_json: bool, **more: Any) -> None:
         for one, runs in written.of_runs
     ]
     content["sizes"] = [
-        {"series": series, **one.as_json(), "message": message(one)}
+        {"series": series, **one.as_json(), "message": message(one), "remedy": one.remedy}
         for series, own in written.of_sizes.items()
         for one in own
     ]

@@ -121,22 +121,31 @@ def read_document(path: Path, *, may_be_empty: bool = False) -> Document:
             are recorded in the document instead.
     """
     text = _read_text(path)
-    if text.startswith("#!") or path.suffix in (".py", ".sh", ".sbatch", ".slurm"):
-        own = "to measure your own training: bench init --command 'python train.py'"
-        remedy = own if path.suffix == ".py" else f"to check a job script: bench lint {path}"
-        raise _rejection(path, 1, "is a script, not YAML", remedy)
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
+        _refuse_script(path, text)
         raise InputError([_syntax_problem(path, text, error)]) from None
     except RecursionError:
         raise _rejection(path, 1, _TOO_DEEP) from None
     document = Document(path=str(path), text=text, content={})
     if root is not None:
         document.content = _Builder(document).build(root)
+        if not isinstance(document.content, dict | list):
+            _refuse_script(path, text)
     elif not may_be_empty:
         raise _rejection(path, None, "is empty", "start from `bench init`, or from an example in matrices/")
     return document
+
+
+def _refuse_script(path: Path, text: str) -> None:
+    """Raise InputError if a file that is no matrix is a script."""
+    first = text.partition("\n")[0]
+    if path.suffix == ".py" or (first.startswith("#!") and "python" in first):
+        own = "to measure your own training: bench init --command 'python train.py'"
+        raise _rejection(path, 1, "is a script, not YAML", own)
+    if first.startswith("#!") or path.suffix in (".sh", ".sbatch", ".slurm"):
+        raise _rejection(path, 1, "is a script, not YAML", f"to check a job script: bench lint {path}")
 
 
 def _rejection(path: Path | str, line: int | None, message: str, remedy: str = _WRONG_FILE) -> InputError:
@@ -167,27 +176,30 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
     message = f"not valid YAML: {what}"
     remedy = "check indentation, brackets and quotes here and in the line above"
-    if glued := mark and _without_blank(text.splitlines()[: mark.line + 1]):
-        number, key, value = glued
-        return Problem(
-            str(path), number, f"'{key}:{value}' has no blank after the colon", f"write {key}: {value}"
-        )
     if re.match(r"\s*\t", line) or "\\t" in what:
         message, remedy = "the line is indented with a tab", "indent with spaces"
     elif "another document" in what or "single document" in what:
         message, remedy = "contains more than one YAML document", "keep one matrix per file (no second '---')"
     elif "undefined alias" in what:
         remedy = "define it earlier in the file with '&name', or quote a value that begins with '*'"
+    elif mark and what in _AFTER_GLUED and (glued := _without_blank(text.splitlines()[: mark.line + 1])):
+        number, key, value = glued
+        message, remedy = f"'{key}:{value}' has no blank after the colon", f"write {key}: {value}"
+        return Problem(str(path), number, message, remedy)
     elif value := _mixed_value(line[:1000]):
         message = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]"
         remedy = "write '{}'".format(value.replace("'", "''"))
     return Problem(str(path), mark.line + 1 if mark else None, message, remedy)
 
 
+#: What PyYAML says at the line below a key without a blank after its colon.
+_AFTER_GLUED = ("mapping values are not allowed here", "could not find expected ':'")
+
+
 def _without_blank(lines: list[str]) -> tuple[int, str, str] | None:
     """Return line, key and value of the last ``key:value``, if only lists and comments are below it."""
     for number, line in reversed(list(enumerate(lines, start=1))):
-        if found := re.fullmatch(r"\s*(\w+):([^\s:/][^:]*?)\s*", line[:200]):
+        if found := re.fullmatch(r"\s*(?:- )?(\w+):([^\s/#][^#]{,60}?)\s*(?:\s#.*)?", line):
             return number, found[1], found[2]
         if number < len(lines) and not re.match(r"\s*(?:#|- |$)", line):
             return None
@@ -242,10 +254,9 @@ class _Builder:
                         self.document.add_problem(line, "'<<' merges mappings only")
             elif node.flow_style and re.match(r"\s*[,}]", following):
                 alone = self._source(node) if len(node.value) == 1 else ""
-                variable, is_set, text = written.partition("=")
-                if is_set:
-                    what, remedy = "is in the form of a shell", f"write {variable}: {text}"
-                    self.document.add_problem(line, f"{written!r} {what}", remedy)
+                if place[-1:] == ("env",) and (assigned := re.fullmatch(r"([A-Za-z_]\w*)=.*", written)):
+                    what = f"{assigned[1]} is set as in a shell"
+                    self.document.add_problem(line, what, f"write {assigned[1]}: VALUE")
                     continue
                 remedy = f"write {alone!r}" if alone else "write KEY: VALUE or a list with [ ], or quote it"
                 self.document.add_problem(line, f"{written!r} is a key without a colon and a value", remedy)

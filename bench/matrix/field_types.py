@@ -36,6 +36,8 @@ _SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
 _SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
 _SYNONYMS |= {"zero3": "fsdp", "full_shard": "fsdp", "zero2": "fsdp-keep", "shard_grad_op": "fsdp-keep"}
 _SYNONYMS |= {
+    "zero-3": "fsdp",
+    "zero-2": "fsdp-keep",
     "hybrid_shard": "hsdp",
     "float32": "fp32",
     "float": "fp32",
@@ -178,7 +180,7 @@ def _check_ranks_per_node(value: Any) -> Any:
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int):
-            is_quoted = isinstance(number, str) and number.isdigit()
+            is_quoted = isinstance(number, str) and number.isdecimal()
             remedy = (
                 f"write {number} without quotes" if is_quoted else "write one such as 4, or a list by node"
             )

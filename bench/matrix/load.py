@@ -66,7 +66,7 @@ _FOREIGN_KEYS = {
 #: The last part of a place where numbers are written.
 _SIZES = re.compile(r"nodes|\w+_per_node|model_parallel|\w*batch")
 #: A variable as a shell has it.
-_ASSIGNMENT = re.compile(r"\s*([A-Za-z_]\w*)=(.*)")
+_ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=.*")
 #: Remedies for required keys that are missing.
 _EXAMPLES = {
     "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
@@ -136,10 +136,11 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     elif place == ("scaling",):
         remedy = "begin each entry with a dash: - {mode: strong, global_batch: [352]}"
     elif kind == "list_type" and isinstance(value, str) and _SIZES.fullmatch(str(place[-1])):
-        numbers = ", ".join(re.findall(r"(?<!\w)[0-9]+", value)) or "1, 2, 4"
-        remedy = f"write numbers in [ ], such as [{numbers}]"
+        numbers = re.split(r"[,;\s]+", value.strip())
+        is_list = all(re.fullmatch(r"[1-9][0-9]*", number) for number in numbers)
+        remedy = f"write numbers in [ ], such as [{', '.join(numbers) if is_list else '1, 2, 4'}]"
     elif place[-1] == "env" and (written := _ASSIGNMENT.fullmatch(str(_first(value)))):
-        remedy = f"write it as a mapping: {written[1]}: {written[2]}"
+        remedy = f"write each as {written[1]}: VALUE"
     elif kind == "list_type" and isinstance(value, dict | type(None)):
         remedy = "begin it with a dash, or write it in [ ]" if value else "write values in [ ]"
     elif kind == "string_type" and isinstance(value, list | dict | type(None)):

@@ -167,7 +167,7 @@ HostList = Annotated[list[HostEntry], Field(min_length=1), AfterValidator(_check
 def _check_gpu_type(value: str) -> str:
     if ":" in value:
         words = [word for word in value.split(":") if word != "gpu" and not word.isdigit()]
-        remedy = f"write only the type: {words[0] if words else 'a100'}; axes.gpus_per_node is the number"
+        remedy = f"write only the type{f': {words[0]}' if words else ''}; axes.gpus_per_node is the number"
         raise ValueError(f"{value!r} is a --gres; {remedy}")
     return value
 
