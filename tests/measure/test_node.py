@@ -386,12 +386,15 @@ def test_a_real_busy_process_is_foreign_to_its_sibling_and_belongs_to_its_parent
             after = node.sample().snapshot
     assert before.is_complete
     assert child not in before.processes
-    # Without the other programs of this machine.
-    above = [one.pid for one in psutil.Process().parents()]
-    family = {1, os.getpid(), sibling, child, *above}
+    # Without the other programs of this machine, and what the processes above this one reaped of them.
+    above = [1, *(one.pid for one in psutil.Process().parents())]
+    waiting = {pid: before.processes[pid] for pid in above}
 
     before, after = (
-        shot._replace(processes={pid: one for pid, one in shot.processes.items() if pid in family})
+        shot._replace(
+            processes=waiting
+            | {pid: shot.processes[pid] for pid in (os.getpid(), sibling, child) if pid in shot.processes}
+        )
         for shot in (before, after)
     )
     assert Processes({}, pid=sibling).foreign_cpu_s(before, after) >= BURNT_S - 0.02  # two of its ticks

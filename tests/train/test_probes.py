@@ -124,7 +124,7 @@ def test_probes_time_what_a_hook_sends_once_per_step_in_mixed_precision_with_sta
 def test_hsdp_sweeps_within_and_across_nodes(server, tmp_path):
     options = {"strategy": "hsdp", "optimizer": "adamw", "grad_accum": 2, "batch": 4}
     options |= {"model": "transformer", "parameters": 20_000, "seq_len": 6}  # two blocks
-    options |= PROBES | {"probe_steps": 1, "sweep_time": 4, "sweep_max_mb": 0.02}
+    options |= PROBES | {"probe_steps": 1, "sweep_time": 60, "sweep_max_mb": 0.02}
     options |= {"steps_per_epoch": 2, "attribution_steps": 1}
     run = server.train(tmp_path, srun_env({"a": 2, "b": 2}), **QUICK | options).finish().succeeded()
     content, whole = content_of(run), run.env["gradient_bytes"]
