@@ -25,9 +25,9 @@ help:
 demo: setup
 	$(BIN)/bench run smoke_cpu
 
-# Four tests at a time, because tests on the cluster often wait.
+# Five tests at a time, because tests on the cluster often wait.
 test: setup-tests
-	$(BIN)/python -m pytest -n 4 --dist loadscope --no-loadscope-reorder $(TESTS)
+	$(BIN)/python -m pytest -n 5 --dist loadscope --no-loadscope-reorder $(TESTS)
 
 check: setup-tests
 	$(BIN)/ruff check .

@@ -235,7 +235,7 @@ def git(*words: str) -> str:
         ("accelerate launch --config_file image.sif train.py", "train.py"),
         ("numactl -m 0 python train.py", "train.py"),
         ("./python3 train.py", "train.py"),
-        ("[missing.py, '{run_dir}']", ""),
+        ("[./missing.py, '{run_dir}']", ""),
         ("apptainer exec image.sif train.py", "train.py"),
     ],
 )
