@@ -68,15 +68,14 @@ def _usage(error: Any) -> str:
         text, name = str(error.format_message()).rstrip("."), error.ctx.info_name if error.ctx else ""
         is_command = text.startswith("No such option") and name == "init"
         if text.startswith("Got unexpected extra argument"):
-            text = f"{text.partition('(')[2].partition(')')[2].strip(' ()')} is more than it takes"
+            text = f"it does not take {text.partition('(')[2].partition(')')[2].strip(' ()')}"
             return "; ".join(filter(None, (text, _TAKES.get(name, ""))))
         if text.startswith("Missing argument 'matrix'"):
             return f"it needs a matrix: a YAML file, or a shipped example (bench {name} smoke_cpu)"
         return f"{text}; put a --command into quotes" if is_command else text
     first = found()[0]
-    reason = (
-        first["msg"].removeprefix("Input should be ").removeprefix("Value error, ").partition(", unable")[0]
-    )
+    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    reason = message.partition(", unable")[0]
     if reason.startswith(repr(first["input"])):
         return f"{error.param.opts[0]} {reason}"
     wanted = reason if reason.startswith("a ") else f"a value {reason}"
@@ -84,10 +83,10 @@ def _usage(error: Any) -> str:
     return f"{error.param.opts[0]} {first['input']}: give {wanted}. {error.param.opts[0]}: {meaning}"
 
 
-#: What commands take, for those that give them more.
+#: What to type instead, where a command is given more arguments than it takes.
 _TAKES = {
     "init": "for your own training, put its command into quotes: bench init --command 'python train.py'",
-    "schema": "it takes no file; to check a matrix: bench plan FILE",
+    "schema": "to check a matrix: bench plan FILE",
     "plan": "plan one matrix after the other",
 }
 

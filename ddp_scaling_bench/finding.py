@@ -28,7 +28,7 @@ def _default(field: Field[Any]) -> Any:
 class _Frozen:
     """The subclasses are frozen dataclasses with keyword-only arguments, without a decorator.
 
-    They share these methods: compiling its own for each of 150 classes takes 0.1 s of every start.
+    They share these methods: to compile six for each of 150 classes took a fifth of the start of `bench`.
     """
 
     kind: ClassVar[str]

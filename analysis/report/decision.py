@@ -328,10 +328,9 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
     times = f", {number(best.speedup, digits=3)} times the rate of {_size(best.base)}" if best.base else ""
     largest = f", {WORDS['decision']['largest']}" if best.gpus == rows[-1].gpus else ""
     verdict = verdicts[best.place]
-    lacking = _lacking(best, results.frames.runs_of_cells.get(best.cell_id, ()))
-    sure = f"efficiency {_judged(verdict, best)}, {probability_text(verdict.p)}" + f" ({lacking})" * bool(
-        lacking
-    )
+    sure = f"efficiency {_judged(verdict, best)}, {probability_text(verdict.p)}"
+    if lacking := _lacking(best, results.frames.runs_of_cells.get(best.cell_id, ())):
+        sure += f" ({lacking})"
     use = f"use {_size(best) if label else with_layout(best)}{times}{largest}"
     return Answer(label, use, sure, _loss(best, results), _others(rows, results, best.gpus))
 

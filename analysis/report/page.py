@@ -99,11 +99,7 @@ def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any
         "lead": _lead(results),
         "terms": _terms(every, has_p_of_settings=any(known(one.p) for one in results.settings)),
         "has_rule": any(row.kind in _WITH_P for one in every for _, own in one.groups for row in own),
-        "errors": Table(
-            "validity",
-            WORDS["columns"]["findings"],
-            [*map(_finding_row, errors)],
-        ),
+        "errors": Table("validity", WORDS["columns"]["findings"], [*map(_finding_row, errors)]),
         "found": f"{count(len(errors), 'error')}: {headings}",
         "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in every],
         "why": why_sections(results, drawings),

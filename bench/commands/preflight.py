@@ -68,11 +68,7 @@ def preflight_command(
             check = plan_nodecheck(plan, f"{name}-{number}", nodes=nodes)
         except InputError as error:
             what = "; ".join(problem.message for problem in error.problems)
-            remedy = (
-                "give --nodes that the cluster section allows"
-                if nodes
-                else "change the matrix's cluster section"
-            )
+            remedy = "change the matrix's cluster section" + ", or --nodes" * bool(nodes)
             raise BenchError(f"{matrix}: no check of these nodes: {what}", remedy=remedy) from None
         folder = write_plan(check, root)
     planned = open_study(folder)

@@ -236,20 +236,7 @@ def report_command(
 
         metrics = metrics_of(pattern, unit or (), settings or ())
         return _report_logs(sources or (), metrics, batch=batch, mode=mode, output=output, **shown, **options)
-    if unit or settings or batch or len(sources or ()) > 1 or "=" in (source or ""):
-        several = sources if sources and len(sources) > 1 else []
-        if several and all(one.lower().endswith(TABLE_SUFFIXES) for one in several):
-            raise BenchError("several tables are given", remedy="put the rows of all into one file")
-        if several and all(Path(one).is_dir() for one in several):
-            raise BenchError(
-                "several studies are given", remedy=f"compare two: bench compare {' '.join(several[:2])}"
-            )
-        what = "logs of finished runs (SIZE=LOG, --unit, --set, --batch) need --pattern"
-        example = "bench report 4=a.log 8=b.log --pattern throughput='REGEX with one group ( )'"
-        raise BenchError(what, remedy=f"type, for example: {example}")
-    if source is not None and source.lower().endswith(_SPREADSHEETS) and Path(source).is_file():
-        remedy = f"save it as CSV, then: bench report {Path(source).stem}.csv"
-        raise BenchError(f"{source} is a spreadsheet, which bench cannot read", remedy=remedy)
+    _refuse_others(sources or (), has_options=bool(unit or settings or batch))
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
@@ -258,13 +245,30 @@ def report_command(
         if value:
             what = f"{option} is for a table measured elsewhere, not for a study"
             raise BenchError(what, remedy=f"omit {option}, or give a TABLE.csv")
-    if source is not None and source.endswith((".log", ".out", ".err")) and Path(source).is_file():
-        own = f"for a report: bench report 1={source} --pattern throughput=REGEX (1: its GPUs)"
-        raise BenchError(
-            f"{source} is a log, not a study", remedy=f"{own}; for a failure: bench doctor {source}"
-        )
     folder = find_study(source, results)
     return write(folder, output=output, include_disturbed=include_disturbed, **shown, **options)
+
+
+def _refuse_others(sources: Sequence[str], *, has_options: bool) -> None:
+    """Raise BenchError for sources, or options of logs, that make no report without --pattern."""
+    several = sources if len(sources) > 1 else ()
+    if several and all(one.lower().endswith(TABLE_SUFFIXES) for one in several):
+        raise BenchError("several tables are given", remedy="put the rows of all into one file")
+    if several and all(Path(one).is_dir() for one in several):
+        remedy = f"compare two: bench compare {shlex.join(several[:2])}"
+        raise BenchError("several studies are given", remedy=remedy)
+    if has_options or several or any("=" in one for one in sources):
+        what = "logs of finished runs (SIZE=LOG, --unit, --set, --batch) need --pattern"
+        example = "bench report 4=a.log 8=b.log --pattern throughput='REGEX with one group ( )'"
+        raise BenchError(what, remedy=f"type, for example: {example}")
+    for source in filter(lambda one: Path(one).is_file(), sources):
+        if source.lower().endswith(_SPREADSHEETS):
+            remedy = f"save it as CSV, then: bench report {Path(source).stem}.csv"
+            raise BenchError(f"{source} is a spreadsheet, which bench cannot read", remedy=remedy)
+        if source.endswith((".log", ".out", ".err")):
+            report = f"for a report: bench report 1={source} --pattern throughput=REGEX (1: its GPUs)"
+            remedy = f"{report}; for a failure: bench doctor {source}"
+            raise BenchError(f"{source} is a log, not a study", remedy=remedy)
 
 
 def _log_spread(percent: float) -> float:

@@ -65,7 +65,7 @@ _FOREIGN_KEYS = {
 }
 #: The last part of a place where numbers are written.
 _SIZES = re.compile(r"nodes|\w+_per_node|model_parallel|\w*batch")
-#: A variable as a shell has it.
+#: A variable as a shell sets it.
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=.*")
 #: Remedies for required keys that are missing.
 _EXAMPLES = {

@@ -108,9 +108,8 @@ def verify_run(
     readings = readings_of(folder, cell) if cell.reads_values else Readings()
     run, problem = read_run(folder.path)
     is_cut = not env and os.path.lexists(folder.env)
-    problem = (
-        f"{_FILES[0]} {problem}" if problem else "env.json cannot be read or is empty (cut short?)" * is_cut
-    )
+    cut = "env.json cannot be read or is empty (cut short?)" * is_cut
+    problem = f"{_FILES[0]} {problem}" if problem else cut
     checks = [state, *_file_checks(folder, cell, problem, needed=completed), *_accounting_check(end)]
     checks += _environment_checks(env, cell, completed=completed and not is_cut)
     checks += _together_check(folder, cell, env, len(readings.rows))

@@ -145,7 +145,7 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["list", "demo"], "bench list: demo is more than it takes; see bench list --help"),
+        (["list", "demo"], "bench list: it does not take demo; see bench list --help"),
         (["plan", "m.yaml", "--repeats", "3"], "bench plan: no such option: --repeats"),
         (
             ["report", "--epochs", "x"],
