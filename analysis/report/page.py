@@ -19,7 +19,7 @@ from analysis.data.environment import fact_title
 from analysis.data.load import Study
 from analysis.data.names import ranks, short_labels
 from analysis.decide import VerdictKind
-from analysis.report.decision import Decision, decisions, went_wrong
+from analysis.report.decision import Decision, went_wrong
 from analysis.report.figures.drawing import Drawing
 from analysis.report.results import Results
 from analysis.report.tables import (
@@ -83,25 +83,26 @@ def page_tables(results: Results) -> dict[str, Any]:
     }
 
 
-def page_context(results: Results, drawings: Sequence[Drawing]) -> dict[str, Any]:
-    """Return the other values of page.html.j2."""
+def page_context(
+    results: Results, drawings: Sequence[Drawing], decided: Sequence[Decision]
+) -> dict[str, Any]:
+    """Return the other values of page.html.j2; ``decided`` is the table of each scaling mode."""
     study = results.study
     of_sizes = [one for choice in results.choices.values() for one in choice.findings]
     errors = [one for one in (*results.assessment.findings, *of_sizes) if one.severity == "error"]
     headings = ", ".join(dict.fromkeys(map(heading, errors)))
     figures = grouped(drawings, lambda one: one.topic if one.topic in _PLACES else "figures")
     curves = grouped(figures.get("scaling", ()), lambda one: one.mode)
-    every = decisions(results)
     return {
         "words": WORDS,
         "name": study.name,
         "what": what_was_measured(results) if results.rows else "",
         "lead": _lead(results),
-        "terms": _terms(every, has_p_of_settings=any(known(one.p) for one in results.settings)),
-        "has_rule": any(row.kind in _WITH_P for one in every for _, own in one.groups for row in own),
+        "terms": _terms(decided, has_p_of_settings=any(known(one.p) for one in results.settings)),
+        "has_rule": any(row.kind in _WITH_P for one in decided for _, own in one.groups for row in own),
         "errors": Table("validity", WORDS["columns"]["findings"], [*map(_finding_row, errors)]),
         "found": f"{count(len(errors), 'error')}: {headings}",
-        "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in every],
+        "decisions": [(one, curves.get(one.mode, ()), _note(one.mode, results)) for one in decided],
         "why": why_sections(results, drawings),
         "figures": figures,
         "environment": results.environment,

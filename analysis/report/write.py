@@ -302,7 +302,8 @@ def _report(
     if results.causes:
         files["causes.csv"] = causes_csv(results.causes)
     say("writing")
-    files["index.html"] = render_page(page | page_context(results, drawings))
+    decided = decisions(results)
+    files["index.html"] = render_page(page | page_context(results, drawings, decided))
     missing: Sequence[Missing] = ()
     if proposal:
         texts, figures, missing = _proposal_files(proposal, folder, say)
@@ -311,7 +312,7 @@ def _report(
     path, settings = _write(folder, files, drawings), [row.as_json() for row in results.settings]
     of_sizes = {name: one.findings for name, one in results.choices.items() if one.findings}
     warnings = results.environment.warnings
-    written = Report(path, results.assessment, verdicts, settings, warnings, decisions(results), of_sizes)
+    written = Report(path, results.assessment, verdicts, settings, warnings, decided, of_sizes)
     return written._replace(targets=results.target_rows, missing=missing)
 
 
