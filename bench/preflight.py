@@ -1,8 +1,8 @@
 """`bench preflight`: plan a study of one run that measures nodes, and judge its measurements.
 
-The run's command is :mod:`train.nodecheck`. A rate is compared with the median of all nodes.
-Disturbances only lower a rate, so the better one of its two measurements counts. With an even number of
-nodes, the median is the higher of the two middle values, because a fault only makes a node slower.
+The run's command is :mod:`ddp_scaling_bench.train.nodecheck`. A rate is compared with the median of all
+nodes. Disturbances only lower a rate, so the better one of its two measurements counts. With an even number
+of nodes, the median is the higher of the two middle values, because a fault only makes a node slower.
 
 An exchange is as fast as the slower of its two nodes. The rate of a node is therefore its rate with its
 fastest partner. Two nodes that are fast with others, but slow together, have a slow link between them.
@@ -27,7 +27,7 @@ from .matrix.cell import Resources
 from .matrix.field_types import at_size
 from .plan import Plan, make_plan
 
-#: The file of the measurements in the run's folder; its columns: ``train.nodecheck.COLUMNS``.
+#: The file of the measurements in the run's folder; its columns: ``COLUMNS`` of that module.
 ROWS = "nodecheck.csv"
 #: Time limit of the run.
 TIME_LIMIT = "10m"

@@ -20,7 +20,8 @@ def _column(meaning: str, unit: str = "", window: str = "", *, part: str = "") -
         meaning: the meaning, for the documentation.
         unit: the unit, if the column has one.
         window: the throughput window (t), the attribution window (a), the probes (p), or after both windows.
-        part: the attribute of :class:`measure.step_parts.StepParts` whose mean the column contains.
+        part: the attribute of :class:`ddp_scaling_bench.measure.step_parts.StepParts` whose mean the column
+            contains.
     """
     marks = {"meaning": meaning, "unit": unit, "window": window, "part": part}
     return field(default=math.nan, metadata=marks)

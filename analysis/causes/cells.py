@@ -54,7 +54,7 @@ _RESTS = {
     NOT_VALID: _Rest(
         "not valid",
         "An error limits the validity of these values.",
-        "Remove the error that the table Validity of the report shows.",
+        "Remove the error that the first lines of the report show.",
     ),
 }
 

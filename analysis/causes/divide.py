@@ -25,7 +25,7 @@ from analysis.data.columns import PARTS
 from ddp_scaling_bench.finding import Finding
 
 #: Rows that are not causes: loss not assigned to a cause, and the row that replaces all rows with a share if
-#: the cell has an error (see :mod:`analysis.checks.validity`).
+#: the cell has an error (see :mod:`analysis.checks.assessment`).
 NOT_EXPLAINED, NOT_VALID = "not-explained", "not-valid"
 RESTS = (NOT_EXPLAINED, NOT_VALID)
 #: Parts that are work. A run whose parts are unknown has the single part ``step``.

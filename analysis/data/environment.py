@@ -27,7 +27,7 @@ from ddp_scaling_bench.units import count, human_bytes, listed, whole
 
 #: Maximum number of env.json files that are read. If more runs have started, those of a sample are read.
 MAX_READ = 500
-#: Findings of runs that a finding of :mod:`analysis.checks.validity` replaces.
+#: Findings of runs that a finding of :mod:`analysis.checks.assessment` replaces.
 OWNED = (SharedCores, NotStable, UnequalNodes, ThreadsDiffer, SeparateTrainings)
 _MAX_VALUES = 4
 #: Maximum number of different findings of one kind.

@@ -30,8 +30,8 @@ _TORCHRUN_EXIT = re.compile(
 #: The start of an error of a script or of a rank. What follows it is only shown.
 _WORKLOAD_ERROR = "bench: error: "
 #: Lines with "Error" that are never the cause. torchrun raises ChildFailedError after its ranks have printed
-#: their own errors. torch's C++ stack contains ``c10::Error``. :mod:`measure.nccl_errors` reads NCCL's
-#: errors.
+#: their own errors. torch's C++ stack contains ``c10::Error``. NCCL's errors are read by
+#: :mod:`ddp_scaling_bench.measure.nccl_errors`.
 _NOT_A_CAUSE = re.compile(
     r"ChildFailedError|^frame #\d|^Exception raised from \w|NCCL error|\bnccl\w+Error: "
 )

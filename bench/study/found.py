@@ -19,8 +19,9 @@ from ..matrix import warnings
 from . import findings, reasons
 from .findings import Disturbance
 
-#: The modules that define :class:`~finding.Recorded` classes, all of them: a module registers its
-#: classes when it is imported, and a finding of a class that is not registered is :class:`Unknown`.
+#: The modules that define classes of :class:`ddp_scaling_bench.finding.Recorded`, all of them: a module
+#: registers its classes when it is imported, and a finding of a class that is not registered is
+#: :class:`Unknown`.
 DEFINED_IN = (warnings, failures, findings_of_ranks, findings, reasons)
 _LONGEST = 40
 #: What the values of a damaged file raise: ValidationError is a ValueError.

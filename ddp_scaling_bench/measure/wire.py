@@ -133,7 +133,8 @@ class WireBytes:
     def columns(self, parts: Sequence[Any], steps: int, micro_batches: float | None) -> dict[str, float]:
         """Return the columns of a throughput window of ``steps`` steps.
 
-        ``parts`` contains each rank's result of :meth:`measure.conditions.Conditions.stop`, or None.
+        ``parts`` contains each rank's result of
+        :meth:`ddp_scaling_bench.measure.conditions.Conditions.stop`, or None.
         """
         counted = self.sent_bytes = self._known("counted", lambda: self._count(parts))
         predicted = self._known("predicted", lambda: self._predict(parts, steps, micro_batches))

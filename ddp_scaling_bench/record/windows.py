@@ -4,7 +4,7 @@ The throughput window is measured with a clock only. In the attribution window, 
 step. Two steps between epochs are not measured. After the first step, rank 0 writes files and falls behind.
 In the second step, the exchange of gradients synchronises the ranks again.
 
-Once per recording, the first of these two steps is sampled (see :mod:`record.step_sample`).
+Once per recording, the first of these two steps is sampled (see :mod:`ddp_scaling_bench.record.step_sample`).
 """
 
 from __future__ import annotations

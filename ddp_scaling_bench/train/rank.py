@@ -65,7 +65,7 @@ _WARMUP_ROUNDS = 3
 
 
 def run(folder: RunFolder, cell: CellFile, options: TrainOptions) -> None:
-    """Run this rank of a run; :mod:`train.__main__` reports the errors."""
+    """Run this rank of a run; :mod:`ddp_scaling_bench.train.__main__` reports the errors."""
     env = users_variables(os.environ)
     launch = launch_from(env)
     check_size(launch, cell.world_size, cell.launcher)

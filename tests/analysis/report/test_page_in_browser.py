@@ -252,7 +252,7 @@ def test_errors_are_folded_on_a_phone_and_counted(visit, tmp_path):
     assert row.locator("td").all_inner_texts()[:2] == ["error", "Ranks share cores"]
     page = visit.open(file, width=390)
     assert not row.is_visible()
-    assert page.inner_text(".alert summary") == "Validity: 1 error: Ranks share cores"
+    assert page.inner_text(".alert summary") == "1 error: Ranks share cores"
     page.locator(".alert summary").focus()
     page.keyboard.press("Enter")
     assert row.is_visible()
