@@ -66,13 +66,14 @@ def _usage(error: Any) -> str:
     """Return an error about options and arguments as text; for a wrong value, with the option's meaning."""
     if not (found := getattr(error.__cause__, "errors", None)):  # of pydantic, which converts values
         text, name = str(error.format_message()).rstrip("."), error.ctx.info_name if error.ctx else ""
-        is_command = text.startswith("No such option") and name == "init"
+        if written := getattr(error, "option_name", None) if text.startswith("No such option") else None:
+            return _unknown_option(text, written, error.ctx)
         if text.startswith("Got unexpected extra argument"):
             text = f"it does not take {text.partition('(')[2].partition(')')[2].strip(' ()')}"
             return "; ".join(filter(None, (text, _TAKES.get(name, ""))))
         if text.startswith("Missing argument 'matrix'"):
             return f"it needs a matrix: a YAML file, or a shipped example (bench {name} smoke_cpu)"
-        return f"{text}; put a --command into quotes" if is_command else text
+        return text
     first = found()[0]
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     reason = message.partition(", unable")[0]
@@ -80,7 +81,28 @@ def _usage(error: Any) -> str:
         return f"{error.param.opts[0]} {reason}"
     wanted = reason if reason.startswith("a ") else f"a value {reason}"
     meaning = (error.param.help or "").partition(". ")[0].rstrip(".")
-    return f"{error.param.opts[0]} {first['input']}: give {wanted}. {error.param.opts[0]}: {meaning}"
+    return f"{error.param.opts[0]} {first['input']}: give {wanted} ({meaning[:1].lower()}{meaning[1:]})"
+
+
+def _unknown_option(text: str, written: str, ctx: Any) -> str:
+    """Return an error about an option that a command, or `bench` itself, does not have, as text."""
+    commands = getattr(ctx.command, "commands", {})
+    if owner := next((name for name, own in commands.items() if written in _options(own)), ""):
+        return f"{text}; write it after a command, as in `bench {owner} {written}`"
+    if ctx.info_name == "init":
+        return f"{text.partition(' (')[0]}; put a --command into quotes"
+    if not {"--only", "--site", "--step-time"} & _options(ctx.command):  # it runs no matrix
+        return text
+    from .lint.options import LETTERS
+    from .matrix.load import place_of
+
+    short = written.lstrip("-")
+    setting = place_of(LETTERS.get(short, short).replace("-", "_"))
+    return f"{text.partition(' (')[0]}; in the matrix, write {setting}" if setting else text
+
+
+def _options(command: Any) -> set[str]:
+    return {name for parameter in command.params for name in parameter.opts}
 
 
 #: What to type instead, where a command is given more arguments than it takes.

@@ -239,6 +239,7 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
     name = plan.matrix.study
     remedy = f"give the matrix another `study:` name, or move {folder.path} away"
     if old is None:
+        remedy = f"restore plan.json, {remedy}"
         raise BenchError(f"{folder.path}: contains runs but no readable plan.json", remedy=remedy)
     new = {cell.cell_id: physical_values(cell.as_json()) for cell in plan.cells}
     tried = {path.name for path in folder.runs.iterdir()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,6 +44,14 @@ if TYPE_CHECKING:
 MAX_READ = 20
 #: State of a study of which some runs completed and none failed.
 INCOMPLETE = "incomplete"
+
+#: How compressed files begin, and what reads them.
+_COMPRESSED = {
+    b"\x1f\x8b": "gunzip -c",
+    b"\xfd7zXZ": "xz -dc",
+    b"BZh": "bunzip2 -c",
+    b"(\xb5/\xfd": "zstd -dc",
+}
 
 Log = Path | Literal["-"]
 
@@ -119,7 +128,7 @@ def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None
     if not Path(name).is_dir():
         refuse_part_of_run(name, root)
         remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
-        raise _error(f"{name} is not a known log, study, run or job", remedy=remedy)
+        raise _error(f"{name}: there is no such file, study, run or job", remedy=remedy)
     if not _logs_in(Path(name)):
         raise _error(f"{name}: contains no job.out and no job.err", remedy="give a run's attempt-N folder")
     return None
@@ -239,6 +248,10 @@ def _open_log(log: Log) -> tuple[str, Source]:
     if not log.exists() or log.is_dir():
         error = missing_file(log, what="log", remedy="give a log file, such as slurm-<job>.out")
         raise _error(error.message, remedy=error.remedy)
+    with log.open("rb") as file:
+        start = file.read(max(map(len, _COMPRESSED)))
+    if reader := next((own for magic, own in _COMPRESSED.items() if start.startswith(magic)), ""):
+        raise _error(f"{log} is compressed", remedy=f"{reader} {shlex.quote(str(log))} | bench doctor -")
     return str(log), log
 
 

@@ -54,6 +54,11 @@ def _read(path: str) -> str:
     if not file.is_file():
         raise missing_file(file, what="the script", remedy="give the path of a sbatch script, or - for stdin")
     try:
-        return file.read_bytes().decode("utf-8", errors="replace")
+        text = file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
         raise BenchError(f"{file}: cannot be read: {error.strerror}") from None
+    if file.suffix == ".py" and "#SBATCH" not in text:
+        raise BenchError(
+            f"{file} is a Python program, not a sbatch script", remedy="give the script that starts it"
+        )
+    return text

@@ -123,7 +123,7 @@ def find_study(name: str | None, results: Path | None) -> StudyFolder:
     if path.suffix in (".yaml", ".yml"):
         own = path.stem
         is_planned = StudyFolder(root / own).is_planned
-        remedy = f"its study is {own}" if is_planned else f"plan it first: bench plan {name}"
+        remedy = f"give its study: {own}" if is_planned else f"plan it first: bench plan {name}"
         if not is_planned and not path.is_file():
             raise missing_file(path, what="the matrix", remedy="give the name of a study (see bench list)")
         raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)

@@ -32,7 +32,7 @@ MAX_TASKS_PER_NODE = 1_024
 MAX_BATCH = 10**9
 
 #: Words that people write instead of words of the matrix.
-_SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes"}
+_SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes", "time": "time_limit"}
 _SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
 _SYNONYMS |= {"zero3": "fsdp", "full_shard": "fsdp", "zero2": "fsdp-keep", "shard_grad_op": "fsdp-keep"}
 _SYNONYMS |= {
@@ -89,12 +89,17 @@ class Forms:
         return {"anyOf": [one if isinstance(one, dict) else one.model_json_schema() for one in self._forms]}
 
 
+def synonym_of(word: str) -> str:
+    """Return the word of the matrix that means ``word``, or ``word`` itself."""
+    return _SYNONYMS.get(word.lower(), word)
+
+
 def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float, all_in: str = "docs/matrix.md") -> str:
     """Return a hint: the word that ``text`` probably means, if there is one, and all allowed words if few.
 
     ``all_in`` is the document that lists many words.
     """
-    synonym = _SYNONYMS.get(text.lower())
+    synonym = synonym_of(text)
     near = [synonym] if synonym in allowed else difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
     # batch_per_gpu: the same parts in another order.
     near = near or [word for word in allowed if sorted(word.split("_")) == sorted(text.split("_"))]

@@ -23,7 +23,7 @@ from ddp_scaling_bench.cores import sizes_up_to, usable_cores
 from ddp_scaling_bench.errors import InputError, Problem, missing_file
 
 from .document import Document, Inheritance, Place, read_document
-from .field_types import Section, did_you_mean
+from .field_types import Section, did_you_mean, synonym_of
 from .schedulers import DEFAULT, SCHEDULERS
 from .schema import CORES, LIMITS, STUDY_NAME, STUDY_NAME_RULE, UNKNOWN_KEY, Cluster, Matrix, TargetsFile
 from .workload import NamedCommand
@@ -112,7 +112,7 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     """Return the message and the remedy for a finding of pydantic."""
     kind, value, name, context = finding["type"], finding["input"], _dotted(place), finding.get("ctx", {})
     if _is_unknown_key(finding):
-        return _unknown_key(place, root)
+        return _unknown_key(place, value, root)
     if kind == "missing":
         example = _EXAMPLES.get(str(place[-1]), f"add {place[-1]}: VALUE")
         return f"key '{place[-1]}' is missing in {_dotted(place[:-1]) or _file(root)}", example
@@ -155,12 +155,14 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
+def _unknown_key(place: Place, value: Any, root: type[BaseModel]) -> tuple[str, str]:
     *section, key = place
     where = _dotted(section) or _file(root)
     others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
     if others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
+        if others == ["axes"] and isinstance(value, int | str):
+            remedy = f"write it once, as a list below `axes:`, such as `{key}: [{value}]`"
     elif key in _FOREIGN_KEYS and section in ([], ["workload"], ["cluster"]):
         remedy = f"write {_FOREIGN_KEYS[key]}"
     elif key in _known_keys((), Matrix):
@@ -169,6 +171,16 @@ def _unknown_key(place: Place, root: type[BaseModel]) -> tuple[str, str]:
         known = _known_keys(tuple(section), root)
         remedy = did_you_mean(str(key), known, cutoff=0.74, all_in=_document_of(root))
     return f"unknown key '{key}' in {where}", remedy
+
+
+def place_of(setting: str) -> str:
+    """Return what to write into a matrix for a setting of Slurm or of a trainer; empty if it is unknown."""
+    key = synonym_of(setting)
+    for section in ("cluster", "workload", "axes"):
+        if key in _known_keys((section,), Matrix):
+            return f"`{key}` below `{section}:`"
+    top = f"`{key}` at the top level"
+    return top if key in _known_keys((), Matrix) else _FOREIGN_KEYS.get(setting, "")
 
 
 def _document_of(root: type[BaseModel]) -> str:

@@ -376,9 +376,12 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 
 def invalid_plan(folder: StudyFolder, problem: str) -> BenchError:
     """Return the error for a broken plan.json; ``problem`` is the reason why the file cannot be used."""
-    again = "read it with the version of bench that wrote it, or archive the study again"
-    path = folder.shown(folder.plan_json)
-    return BenchError(f"{path}: {problem}", remedy=again if folder.archive else REPLAN)
+    remedy = (
+        "correct or restore the file, without which the runs cannot be read" if folder.has_runs else REPLAN
+    )
+    if folder.archive:
+        remedy = "read it with the version of bench that wrote it, or archive the study again"
+    return BenchError(f"{folder.shown(folder.plan_json)}: {problem}", remedy=remedy)
 
 
 def write_plan_json(folder: StudyFolder, content: dict[str, Any], *, private: bool = False) -> None:

@@ -109,7 +109,7 @@ def test_an_unknown_study_and_a_matrix_give_different_errors(ran):
     unknown = "no study 'tinny' is planned below results (planned: tiny); did you mean tiny?"
     assert refusal("status", "tinny", cwd=ran) == unknown
     matrix_given = "is a matrix, not a study;"
-    assert refusal("submit", "tiny.yaml", cwd=ran) == f"tiny.yaml {matrix_given} its study is tiny"
+    assert refusal("submit", "tiny.yaml", cwd=ran) == f"tiny.yaml {matrix_given} give its study: tiny"
     planning = "plan it first: bench plan new.yaml"
     missing = "new.yaml: the matrix does not exist; give the name of a study (see bench list)"
     assert refusal("submit", "new.yaml", cwd=ran) == missing

@@ -132,7 +132,9 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     assert refusal("run", "results/s", cwd=where).startswith("results/s is a study, not a matrix")
     (where / "results/broken").mkdir()
     (where / "results/broken/plan.json").write_text('{"runs": [{}]}')
-    assert refusal("doctor", "nosuch", cwd=where).startswith("nosuch is not a known log, study, run or job")
+    assert refusal("doctor", "nosuch", cwd=where).startswith(
+        "nosuch: there is no such file, study, run or job"
+    )
     assert refusal("run", "s", cwd=where).startswith("s is a study, not a matrix; give its matrix")
     assert refusal("list", "--results", "x", cwd=where).startswith(
         "x is no folder; give the folder of studies"
@@ -146,10 +148,21 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     ("words", "error"),
     [
         (["list", "demo"], "bench list: it does not take demo; see bench list --help"),
-        (["plan", "m.yaml", "--repeats", "3"], "bench plan: no such option: --repeats"),
+        (
+            ["plan", "m.yaml", "--repeats", "3"],
+            "bench plan: no such option: --repeats; in the matrix, write `repeats` at the top level;",
+        ),
+        (
+            ["submit", "s", "-p", "gpu"],
+            "bench submit: no such option: -p; in the matrix, write `partition` below `cluster:`;",
+        ),
+        (
+            ["--results", "r", "status"],
+            "bench: no such option: --results; write it after a command, as in `bench plan --results`;",
+        ),
         (
             ["report", "--epochs", "x"],
-            "bench report: --epochs x: give a valid integer. --epochs: With --samples:",
+            "bench report: --epochs x: give a valid integer (with --samples:",
         ),
         (["preflight", "m.yaml", "--nodes", "0"], "bench preflight: --nodes 0: give a value greater than"),
         (["frobnicate"], "bench: no such command 'frobnicate'; see bench --help"),
@@ -184,10 +197,7 @@ def test_words_that_look_like_others_get_the_right_remedy(tmp_path):
     assert "train.py is no name of a matrix" in done.stderr
     assert not [*tmp_path.iterdir()]
     done = bench("init", "--command", "python", "m.yaml", "--lr", "1", cwd=tmp_path)
-    assert (
-        "no such option: --lr (Possible options: --help); put a --command into quotes; see bench init --help"
-        in done.stderr
-    )
+    assert "no such option: --lr; put a --command into quotes; see bench init --help" in done.stderr
     assert refusal("doctor", "a", "b", cwd=tmp_path).startswith(
         "a is not a log; give several logs, or one run"
     )

@@ -1,5 +1,6 @@
 """`bench doctor` of logs, runs and studies: text, JSON, exit codes and error messages."""
 
+import gzip
 import io
 import json
 import shutil
@@ -183,6 +184,14 @@ def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
     assert [one["cause"] for one in content(str(folder.path))["causes"]] == ["data-loading", "computation"]
 
 
+def test_a_compressed_log_gets_the_command_that_reads_it(tmp_path: Path) -> None:
+    log = tmp_path / "slurm 1.out.gz"
+    log.write_bytes(gzip.compress(b"RuntimeError: CUDA out of memory\n"))
+    result = doctor(str(log))
+    assert result.exit_code == 2
+    assert result.stderr == f"error: {log} is compressed; gunzip -c '{log}' | bench doctor -\n"
+
+
 def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:
     plant(results / "later", {"data": 0.025}, noise=0.0)
     result = doctor(RUN)
@@ -193,5 +202,5 @@ def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:
     unknown = doctor("no-such-run")
     assert unknown.exit_code == 2
     assert unknown.stderr.startswith(
-        "error: no-such-run is not a known log, study, run or job; give a log file"
+        "error: no-such-run: there is no such file, study, run or job; give a log file"
     )

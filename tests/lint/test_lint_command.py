@@ -66,8 +66,11 @@ def test_a_path_that_is_not_a_script_is_bad_input(tmp_path):
         ("none.sbatch", f": the script does not exist; {remedy}"),
         ("", f": the script is a directory; {remedy}"),
         ("my.yaml", " is a YAML file, not a script; give a script, such as one that `bench plan` wrote"),
+        ("train.py", " is a Python program, not a sbatch script; give the script that starts it"),
     ):
         path = tmp_path / name
+        if path.suffix == ".py":
+            path.write_text("import torch\n")
         assert raised(BenchError, lint_command, [str(path)], as_json=False) == f"{path}{message}"
 
 
