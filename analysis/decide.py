@@ -354,5 +354,7 @@ def what_decides(verdict: Verdict, row: ScalingRow) -> str:
     fewest, most = verdict.more_runs
     if most > MOST_RUNS:
         return f"{fewest:.0f} or more, perhaps over {MOST_RUNS}, {each}"
+    if most == 1:
+        return f"about 1 {each.replace('runs', 'run', 1)}"
     span = f"{fewest:.0f}" if fewest == most else f"{fewest:.0f} to {most:.0f}"
     return f"about {span} {each}"

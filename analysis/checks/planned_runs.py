@@ -284,7 +284,7 @@ class UnstableWarmUp(Finding, kind="not-stable"):
     """Runs whose step time was not yet stable after the warm-up.
 
     Attributes:
-        runs: the number of these runs, of the ``of`` runs that count.
+        runs: the number of these runs, of the ``of`` measured runs.
         fewest: the steps of warm-up that are enough to tell, if all these runs had fewer.
     """
 
@@ -295,7 +295,7 @@ class UnstableWarmUp(Finding, kind="not-stable"):
     fewest: int | None = None
 
     def _message(self) -> str:
-        where = f"In {self.runs:,} of {count(self.of, 'run')} that count ({names(self.subject)}), the"
+        where = f"In {self.runs:,} of {count(self.of, 'measured run')} ({names(self.subject)}), the"
         if self.fewest is not None:
             return (
                 f"{where} step times at the end of the warm-up differ, but fewer than {self.fewest} steps of "

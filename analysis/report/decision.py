@@ -86,6 +86,7 @@ class Decision:
         title: the title of the mode.
         caption: what all series share, and the series that are left out.
         cost: the heading of the costs.
+        cost_of: what the costs are for.
         groups: the series, each with its label (empty if it is alone) and its sizes.
         answers: the answer of each series.
         lines: label and value of the lines below the table.
@@ -95,6 +96,7 @@ class Decision:
     title: str
     caption: str
     cost: str
+    cost_of: str
     groups: list[tuple[str, list[SizeRow]]]
     answers: list[Answer]
     lines: list[tuple[str, str]]
@@ -103,6 +105,8 @@ class Decision:
 def decisions(results: Results) -> list[Decision]:
     """Return the table of each scaling mode, in the plan's order."""
     on_gpus = all(cell.device == "cuda" for cell in results.study.cells.values())
+    # In a table of tokens/s without the length of its samples, a sample is a token.
+    counts_tokens = all(row.tokens_per_sample == 1 for row in results.rows)
     found = []
     for mode, rows in grouped(results.rows, lambda row: row.mode).items():
         series = by_series(rows)
@@ -122,6 +126,7 @@ def decisions(results: Results) -> list[Decision]:
             title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
             caption=", ".join(filter(None, [*alone, shared, *few])),
             cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
+            cost_of=WORDS["decision"]["per_tokens" if counts_tokens else "per_samples"],
             groups=[("" if alone else labels[name], own) for name, own in groups.items()],
             answers=[_answer("" if alone else labels[name], own, results) for name, own in shown.items()],
             lines=_lines({labels[name]: own for name, own in shown.items()}, results),

@@ -77,7 +77,7 @@ def page_tables(results: Results) -> dict[str, Any]:
     """Return the values of page.html.j2 that show neither losses nor figures; texts are not escaped."""
     return {
         "tables": [table for table in _tables(results) if table.rows],
-        "runs": runs_context(results.attempts),
+        "runs": runs_context(results.attempts, study=results.study.folder.name),
         "details": [table for table in _details(results) if table.rows],
         **_cells(results),
     }

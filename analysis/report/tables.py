@@ -346,7 +346,7 @@ def run_data(attempts: Sequence[RunRow], cells: Sequence[CellRow] = ()) -> dict[
     return {"texts": list(numbers), "runs": rows, "unit": unit.name}
 
 
-def runs_context(attempts: Sequence[RunRow]) -> dict[str, Any]:
+def runs_context(attempts: Sequence[RunRow], *, study: str) -> dict[str, Any]:
     """Return the rows of attempts that do not count, have a reason or are outliers; and labelled numbers.
 
     The attempts that do not count come first.
@@ -365,15 +365,15 @@ def runs_context(attempts: Sequence[RunRow]) -> dict[str, Any]:
     }
     return {
         "facts": [(WORDS["run_facts"][name], text) for name, text in facts.items() if text],
-        "listed": list(map(_run_row, notable[:MAX_RUNS_LISTED])),
+        "listed": [_run_row(run, study) for run in notable[:MAX_RUNS_LISTED]],
         "left_out": max(0, len(notable) - MAX_RUNS_LISTED),
     }
 
 
-def _run_row(run: RunRow) -> list[str]:
+def _run_row(run: RunRow, study: str) -> list[str]:
     reasons = [one_line(messages(run.facts), limit=400)]
     if run.state == RunState.FAILED:
-        reasons.append(f"what to do: bench doctor {run.run_id}")
+        reasons.append(f"what to do: bench doctor {study}/{run.run_id}")
     if run.outlier:
         reasons.append("outlier, counted: |x − median| / MAD above 14.8")
     planned = RunState.PLANNED.words if run.state == RunState.PLANNED else MISSING

@@ -109,20 +109,28 @@ class Report(NamedTuple):
         return any(one.severity == "error" for one in (*self.validity, *of_sizes))
 
     def answers(self) -> Iterator[str]:
-        """Yield what to use, how sure that is, and why: three lines, or one for each of several series."""
-        answers = [(one, answer) for one in self.decisions for answer in one.answers]
-        for decision, answer in answers:
+        """Yield what to use, how sure that is, and why: three lines, or one for each of several series.
+
+        What is not known of several series is a line of its own.
+        """
+        is_one = sum(len(one.answers) for one in self.decisions) == 1
+        for decision in self.decisions:
             title, unknown = decision.title, dict(decision.lines).get(WORDS["decision"]["unknown"], "")
-            unknown = "" if answer.sure or unknown == answer.others else unknown
-            reasons = (answer.why and f"lost: {answer.why}", answer.others, unknown)
-            why = "; ".join(filter(None, reasons))
-            if len(answers) == 1:
-                yield f"{title}: {answer.use}"
-                yield f"how sure: {answer.sure or 'no size is recommended'}"
-                yield f"why: {why or 'not known, because the parts of the step were not measured'}"
-            else:
-                texts = (answer.use, answer.sure, why)
-                yield f"{', '.join(filter(None, (title, answer.label)))}: {'; '.join(filter(None, texts))}"
+            open_answers = [one for one in decision.answers if not one.sure and one.others != unknown]
+            unknown = unknown if open_answers else ""
+            for answer in decision.answers:
+                lost = answer.why and f"lost: {answer.why}"
+                if is_one:
+                    why = "; ".join(filter(None, (lost, answer.others, unknown)))
+                    yield f"{title}: {answer.use}"
+                    yield f"how sure: {answer.sure or 'no size is recommended'}"
+                    yield f"why: {why or 'not known, because the parts of the step were not measured'}"
+                else:
+                    name = ", ".join(filter(None, (title, answer.label)))
+                    texts = (answer.use, answer.sure, lost, answer.others)
+                    yield f"{name}: {'; '.join(filter(None, texts))}"
+            if unknown and not is_one:
+                yield f"{title}, not known: {unknown}"
 
     def lines(self) -> Iterator[str]:
         """Yield a line for each finding about the study, and for each kind of warnings of runs.

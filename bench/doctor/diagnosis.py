@@ -43,6 +43,8 @@ HEAD_BYTES = 256 * 1024
 IDLE_CORES = "idle-cores"
 #: Name of the fact that the logs are those of a run, whose reason contains the messages of bench already.
 OF_RUN = "of-run"
+#: Name of the fact that all ranks of a run are on one node.
+ONE_NODE = "one-node"
 
 #: A line of source code in a traceback. The exception below it is the better evidence.
 _SOURCE_LINE = re.compile(r"(?:\[?\w{1,12}\]?:\s+)?raise \w")

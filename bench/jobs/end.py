@@ -437,10 +437,13 @@ def explain(folder: RunFolder, end: End) -> Diagnosis:
     Raises:
         OSError: a log cannot be read.
     """
-    from ..doctor.diagnosis import OF_RUN, cause_of_end, diagnose
+    from ..doctor.diagnosis import OF_RUN, ONE_NODE, cause_of_end, diagnose
 
     logs, failure = {log.name: log for log in folder.logs}, first_failure(folder, end.reasons)
-    found = diagnose(logs, facts=frozenset({OF_RUN}), failure=failure)
+    cell = read_json(folder.cell) or {}
+    on_one_node = "world_size" in cell and cell["world_size"] == cell.get("tasks_per_node")
+    facts = {OF_RUN, *([ONE_NODE] if on_one_node else ())}
+    found = diagnose(logs, facts=frozenset(facts), failure=failure)
     if found.first_failure is None and disk_is_full(folder):  # the run could not log that
         found = diagnose({folder.err.name: f"{folder.err.name}: {os.strerror(errno.ENOSPC)}"})
     if found.first_failure is None and (

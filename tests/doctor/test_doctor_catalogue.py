@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.doctor import diagnose, diagnose_text
 from bench.doctor.catalogue import FAILURE, HINT, KINDS, SLOW, Signature, load
-from bench.doctor.diagnosis import IDLE_CORES, OF_RUN
+from bench.doctor.diagnosis import IDLE_CORES, OF_RUN, ONE_NODE
 from bench.doctor.scan import Scan
 from ddp_scaling_bench.finding import RECORDED
 
@@ -42,7 +42,7 @@ def test_the_catalogue_is_consistent() -> None:
         assert info.explanation.endswith(".")
         assert info.remedy.endswith((".", ")"))
     # Conditions name existing facts and causes, and no pattern has an unbounded repetition of a broad class.
-    names = {signature.name for signature in SIGNATURES} | {IDLE_CORES, OF_RUN, *RECORDED}
+    names = {signature.name for signature in SIGNATURES} | {IDLE_CORES, OF_RUN, ONE_NODE, *RECORDED}
     classes = re.compile(r"\[(?!\^)(?:\\.|[^\]])*\]")
     unbounded = re.compile(r"(?<!\\)\.[*+]|\\[SDW][*+]|\[\^[^\]]*\][*+]")
     for signature in SIGNATURES:

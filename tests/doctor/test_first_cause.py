@@ -111,7 +111,7 @@ def test_status_page_and_doctor_give_the_same_first_cause_and_its_message(
         assert expected.message in shown
     for part in expected.message.split("; job.err:1: "):
         assert part in words(text)
-    assert reasons[run].endswith(f"; what to do: bench doctor {run}")
+    assert reasons[run].endswith(f"; what to do: bench doctor ends/{run}")
     assert status[-1] == "what to do about failures: bench doctor ends"
 
 

@@ -18,6 +18,7 @@ from ddp_scaling_bench.units import count, fraction, percent
 
 #: With more ranks, the figure has a bar per node.
 MAX_BARS = 40
+_MAX_NAME = 36
 #: The parts of the bar of a rank in the order of stacking.
 _PARTS = {
     **{name: PARTS[name] for name in ("data", "compute")},
@@ -43,7 +44,10 @@ def ranks_figure(results: Results) -> Iterator[Drawing]:
         if len(every) > room:
             left_out.append(f"the {room} slowest of {count(len(every), 'node')} drawn")
             every = sorted(every, key=lambda bar: -bar.beyond)[:room]
-        bars.add_heading(f"{one_line(cell_id, limit=36)}, LB {balance.get(cell_id)}")
+        # Names of cells differ in their ends.
+        own_name = one_line(cell_id)
+        shown = own_name if len(own_name) <= _MAX_NAME else f"…{own_name[1 - _MAX_NAME :]}"
+        bars.add_heading(f"{shown}, LB {balance.get(cell_id)}")
         for bar in every:
             label = "" if bar.rank is None else f"{bar.rank} · "
             name = f"{label}{one_line(bar.host, limit=14)}{' ◀' if bar.late else ''}"

@@ -89,7 +89,7 @@
     const table = $("table");
     if (!table) return;
     $("controls").hidden = false;
-    const PAGE = 20;
+    const PAGE = 20, PRINTED = 60;
     const headings = [...table.tHead.rows[0].cells];
     const names = headings.map((heading) => heading.dataset.column);
     const numeric = headings.map((heading) => heading.classList.contains("number"));
@@ -120,9 +120,9 @@
       if (typeof cell !== "string") td.append(" ", make("small", cell[1]));
       return td;
     };
-    const show = () => {
-      const pages = Math.max(1, Math.ceil(matching.length / PAGE)), first = page * PAGE;
-      const shown = matching.slice(first, first + PAGE).map((entry) => {
+    const show = (most = PAGE) => {
+      const pages = Math.max(1, Math.ceil(matching.length / most)), first = most === PAGE ? page * PAGE : 0;
+      const shown = matching.slice(first, first + most).map((entry) => {
         const tr = make("tr");
         tr.append(...entry.row.slice(0, headings.length).map(cellOf));
         return tr;
@@ -156,6 +156,8 @@
     $("filter").addEventListener("input", update);
     $("previous").addEventListener("click", () => { page -= 1; show(); });
     $("next").addEventListener("click", () => { page += 1; show(); });
+    addEventListener("beforeprint", () => show(PRINTED));
+    addEventListener("afterprint", () => show());
     update();
   };
   requestAnimationFrame(() => setTimeout(complete));

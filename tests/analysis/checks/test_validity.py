@@ -223,7 +223,7 @@ PLANTED: list[tuple[Callable[[Path], Path], str, tuple[str, ...], dict[str, Any]
     ),
     (
         unstable, "not-stable", ("n2x1-gloo-srun-b32",), {"runs": 3, "of": 6},
-        "In 3 of 6 runs that count (n2x1-gloo-srun-b32), the medians of the step times in the two halves of the "
+        "In 3 of 6 measured runs (n2x1-gloo-srun-b32), the medians of the step times in the two halves of the "
         "warm-up (without its first 2 steps) differ by more than 10 % on some rank.",
     ),
     (not_joined, "ranks-not-counted", ("n4x1-gloo-srun-b16",), {"runs": 2}, "only the recorder measures this"),

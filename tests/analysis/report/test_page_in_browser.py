@@ -218,6 +218,8 @@ def check_that_everything_is_inside(page: Any, width: int) -> None:
         }).map((element) => element.outerHTML.slice(0, 80))"""
     )
     assert cut == [], "no element scrolls inside, and nothing is cut"
+    wide = "[...document.querySelectorAll('.framed')].filter((box) => box.scrollWidth > box.clientWidth + 1).length"
+    assert page.evaluate(wide) == 0, "no table is wider than its box"
     assert page.evaluate(TEXTS_OF_FIGURES) == [], "texts of figures are inside and do not overlap"
     headings = page.locator("#table thead th")
     assert headings.all_inner_texts()[:4] == ["Cell", "Efficiency", "State", "Remark"]
@@ -270,7 +272,7 @@ def test_the_theme_is_that_of_the_system_and_prints_are_light_with_all_figures(v
     assert page.evaluate(mark) == "rgb(0, 114, 178)" != blue
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(ground) == "rgb(255, 255, 255)"
-    assert not page.is_visible("#controls")
+    assert not page.is_visible("#filter")
     assert not page.locator(".tabs").first.is_visible()
     figures = page.locator("main > section figure:not(details *)")
     assert all(figures.nth(place).is_visible() for place in range(figures.count()))
@@ -299,6 +301,10 @@ def test_headings_sort_by_number_with_missing_values_last_and_by_text_and_the_ke
 
 def test_one_filter_serves_table_and_runs(visit: Visit, page_file: Path) -> None:
     page = visit.open(page_file)
+    assert visit.shown() == "rows 1–20 of 41 rows"
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # on paper, all are shown
+    assert (visit.shown(), page.locator("#table tbody tr").count()) == ("41 rows", 41)
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert visit.shown() == "rows 1–20 of 41 rows"
     page.click("#next")
     assert visit.shown() == "rows 21–40 of 41 rows"
