@@ -86,7 +86,7 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
     values = list(dict.fromkeys(cell.get(name, NOT_SET) for cell in cells.values()))
     if name in ("nodes", "tasks_per_node", "world_size"):
         raise BenchError(
-            f"--by {name}: sizes cannot be compared with --by",
+            f"--by {key}: sizes cannot be compared with --by",
             remedy="bench report shows speedup and efficiency by size",
         )
     if len(values) == 1:

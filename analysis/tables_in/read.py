@@ -158,6 +158,9 @@ class _Columns:
         """Why the grid is not a table of sizes and rates, each reason with a remedy."""
         found = []
         there = ", ".join(repr(one_line(name, limit=40)) for name in self.grid.names[:20])
+        if not self.names and all(map(_is_number, self.grid.names)):
+            what = "the first line has numbers, not names of columns"
+            return [(what, "put a line of names above it, such as gpus,throughput")]
         for meaning, column in self.names.items():
             if _plain(meaning) in map(_plain, self.grid.names) and heading(column) is not None:
                 what = f"--map {meaning}={column}: the column comes second"
@@ -290,6 +293,14 @@ def _in_series(name: str, text: str) -> str:
     """Return a value as a part of the name of a series; a number needs the name of its column."""
     is_number = text[0].isdigit() and name not in DISTINCT
     return f"{name} {text}" if name in LAYOUT or is_number else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", ""))
+    except ValueError:
+        return False
+    return True
 
 
 def _plain(name: str) -> str:

@@ -100,7 +100,9 @@ def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     from ..doctor.report import as_text
 
     found = _diagnose(logs)
-    return _print(Answer(found=found, text=as_text(found)), json=json)
+    is_empty = not found.causes and not found.last_lines
+    other = "Give the job's other log, such as the file of --error.\n" if is_empty else ""
+    return _print(Answer(found=found, text=as_text(found) + other), json=json)
 
 
 def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None:

@@ -83,6 +83,8 @@ def _add_findings(document: Document, error: ValidationError, root: type[BaseMod
     unknown = [_without_index(_place(one), document) for one in found]
     for finding in error.errors():
         place = _without_index(_place(finding), document)
+        if place in unknown and not _is_unknown_key(finding):
+            continue
         alike = [str(key) for *section, key in unknown if tuple(section) == place[:-1]]
         # A misspelt key is not also missing.
         if finding["type"] != "missing" or not get_close_matches(str(place[-1]), alike):
@@ -159,7 +161,9 @@ def _unknown_key(place: Place, value: Any, root: type[BaseModel]) -> tuple[str, 
     *section, key = place
     where = _dotted(section) or _file(root)
     others = [name for name in ("workload", "cluster", "axes") if key in _known_keys((name,), root)]
-    if others and section in ([], ["workload"], ["cluster"], ["axes"]):
+    if key == "env" and section == ["axes"]:
+        remedy = "to compare values of a variable, write `env.NAME: [VALUE, ...]` below `axes:`"
+    elif others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
         if others == ["axes"] and isinstance(value, int | str):
             remedy = f"write it once, as a list below `axes:`, such as `{key}: [{value}]`"
