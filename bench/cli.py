@@ -90,8 +90,9 @@ def _unknown_option(text: str, written: str, ctx: Any) -> str:
     if owner := next((name for name, own in commands.items() if written in _options(own)), ""):
         return f"{text}; write it after a command, as in `bench {owner} {written}`"
     if ctx.info_name == "init":
-        return f"{text.partition(' (')[0]}; put a --command into quotes"
-    if not {"--only", "--site", "--step-time"} & _options(ctx.command):  # it runs no matrix
+        return f"{text.replace(' (Possible options: --help)', '')}; put a --command into quotes"
+    # Of a preflight, the matrix does not set repeats and time.
+    if ctx.info_name == "preflight" or not {"--only", "--site", "--step-time"} & _options(ctx.command):
         return text
     from .lint.options import LETTERS
     from .matrix.load import place_of

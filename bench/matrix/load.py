@@ -165,7 +165,7 @@ def _unknown_key(place: Place, value: Any, root: type[BaseModel]) -> tuple[str, 
         remedy = "to compare values of a variable, write `env.NAME: [VALUE, ...]` below `axes:`"
     elif others and section in ([], ["workload"], ["cluster"], ["axes"]):
         remedy = f"write it below `{others[0]}:`"
-        if others == ["axes"] and isinstance(value, int | str):
+        if others == ["axes"] and type(value) is int:
             remedy = f"write it once, as a list below `axes:`, such as `{key}: [{value}]`"
     elif key in _FOREIGN_KEYS and section in ([], ["workload"], ["cluster"]):
         remedy = f"write {_FOREIGN_KEYS[key]}"

@@ -40,12 +40,10 @@ def missing_srun(script: Script) -> Iterator[Remark]:
     for command in script.launchers("torchrun", "accelerate"):
         launch, expected = command.launch, number(command.launch.node_count, script.job) or 1
         pdsh = {"use_deepspeed", "deepspeed_hostfile", "config_file"} & launch.options.keys()
-        is_alone = not command.place and not any(one.launch.via for one in script.commands)
-        if not launch.via and not pdsh and "function" not in command.place and (expected > 1 or is_alone):
-            waits = f", which waits for {expected} nodes: its rendezvous times out"
-            effect = waits if expected > 1 else ": the other nodes of the job are idle"
+        if not launch.via and expected > 1 and not pdsh and "function" not in command.place:
+            message = f"only the first node runs this command, which waits for {expected} nodes"
             remedy = f"start one launcher on each node: {_SRUN_PER_NODE} COMMAND (see missing-node-rank)"
-            yield Remark(command.outer.line, f"only the first node runs this command{effect}", remedy)
+            yield Remark(command.outer.line, f"{message}: its rendezvous times out", remedy)
     programs = [one for one in script.commands if one.launch.kind not in ("builtin", "nothing")]
     started = any(one.launch.launcher or one.launch.via for one in programs)
     for command in [one for one in programs if "substitution" not in one.place][-1:]:
