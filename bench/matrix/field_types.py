@@ -173,6 +173,8 @@ def env_name(name: str) -> str:
         raise ValueError(f"{name} is set by the job's script and would be overwritten; {owner}")
     if _SHELL_VARIABLE.fullmatch(name):
         raise ValueError(f"{name} is a variable of the job's script; choose another name")
+    if "=" in name:  # the value can be a secret
+        raise ValueError(f"{name.partition('=')[0]!r} is followed by a value; write only the variable's name")
     if not ENV_NAME.fullmatch(name):
         raise ValueError(
             f"{name!r} is not the name of an environment variable; allowed: letters, digits and '_'"
