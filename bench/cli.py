@@ -66,8 +66,8 @@ def _usage(error: Any) -> str:
     """Return an error about options and arguments as text; for a wrong value, with the option's meaning."""
     if not (found := getattr(error.__cause__, "errors", None)):  # of pydantic, which converts values
         text, name = str(error.format_message()).rstrip("."), error.ctx.info_name if error.ctx else ""
-        if written := getattr(error, "option_name", None) if text.startswith("No such option") else None:
-            return _unknown_option(text, written, error.ctx)
+        if text.startswith("No such option"):
+            return _unknown_option(text, error.option_name, error.ctx)
         if text.startswith("Got unexpected extra argument"):
             text = f"it does not take {text.partition('(')[2].partition(')')[2].strip(' ()')}"
             return "; ".join(filter(None, (text, _TAKES.get(name, ""))))
@@ -91,7 +91,7 @@ def _unknown_option(text: str, written: str, ctx: Any) -> str:
         return f"{text}; write it after a command, as in `bench {owner} {written}`"
     if ctx.info_name == "init":
         return f"{text.replace(' (Possible options: --help)', '')}; put a --command into quotes"
-    # Of a preflight, the matrix does not set repeats and time.
+    # Only these commands work with a matrix; a preflight sets its own repeats and time.
     if ctx.info_name == "preflight" or not {"--only", "--site", "--step-time"} & _options(ctx.command):
         return text
     from .lint.options import LETTERS

@@ -86,7 +86,7 @@ class Decision:
         title: the title of the mode.
         caption: what all series share, and the series that are left out.
         cost: the heading of the costs.
-        cost_of: what the costs are for.
+        cost_of: the amount of work that the costs are for, such as ``to train 1M samples``.
         groups: the series, each with its label (empty if it is alone) and its sizes.
         answers: the answer of each series.
         lines: label and value of the lines below the table.

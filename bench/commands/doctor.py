@@ -45,7 +45,7 @@ MAX_READ = 20
 #: State of a study of which some runs completed and none failed.
 INCOMPLETE = "incomplete"
 
-#: How compressed files begin, and what reads them.
+#: The first bytes of compressed files, and the commands that print their content.
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip -c",
     b"\xfd7zXZ": "xz -dc",

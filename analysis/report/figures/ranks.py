@@ -18,6 +18,7 @@ from ddp_scaling_bench.units import count, fraction, percent
 
 #: With more ranks, the figure has a bar per node.
 MAX_BARS = 40
+#: The longest name of a cell, in characters; of a longer one, the end is shown.
 _MAX_NAME = 36
 #: The parts of the bar of a rank in the order of stacking.
 _PARTS = {
@@ -44,7 +45,7 @@ def ranks_figure(results: Results) -> Iterator[Drawing]:
         if len(every) > room:
             left_out.append(f"the {room} slowest of {count(len(every), 'node')} drawn")
             every = sorted(every, key=lambda bar: -bar.beyond)[:room]
-        # Names of cells differ in their ends.
+        # The ends of names tell cells apart.
         own_name = one_line(cell_id)
         shown = own_name if len(own_name) <= _MAX_NAME else f"…{own_name[1 - _MAX_NAME :]}"
         bars.add_heading(f"{shown}, LB {balance.get(cell_id)}")
