@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def _one_line_usage_errors() -> Iterator[None]:
         yield
     except _UsageError as error:
         command = error.ctx.command_path if error.ctx else "bench"
-        text = " ".join(printable(_usage(error)).rstrip(".").split()).replace(". Did you", "; did you")
+        text = " ".join(printable(_usage(error)).rstrip(".").split())
         end = "" if text.endswith("?") else ";"
         say(f"error: {command}: {text[:1].lower()}{text[1:]}{end} see {command} --help")
         raise typer.Exit(2) from None
@@ -64,46 +65,97 @@ def _one_line_usage_errors() -> Iterator[None]:
 
 def _usage(error: Any) -> str:
     """Return an error about options and arguments as text; for a wrong value, with the option's meaning."""
-    if not (found := getattr(error.__cause__, "errors", None)):  # of pydantic, which converts values
-        text, name = str(error.format_message()).rstrip("."), error.ctx.info_name if error.ctx else ""
-        if text.startswith("No such option"):
-            return _unknown_option(text, error.option_name, error.ctx)
-        if text.startswith("Got unexpected extra argument"):
-            text = f"it does not take {text.partition('(')[2].partition(')')[2].strip(' ()')}"
-            return "; ".join(filter(None, (text, _TAKES.get(name, ""))))
-        if text.startswith("Missing argument 'matrix'"):
-            return f"it needs a matrix: a YAML file, or a shipped example (bench {name} smoke_cpu)"
-        return text
-    first = found()[0]
-    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    reason = message.partition(", unable")[0]
-    if reason.startswith(repr(first["input"])):
-        return f"{error.param.opts[0]} {reason}"
-    wanted = reason if reason.startswith("a ") else f"a value {reason}"
-    meaning = (error.param.help or "").partition(". ")[0].rstrip(".")
-    return f"{error.param.opts[0]} {first['input']}: give {wanted} ({meaning[:1].lower()}{meaning[1:]})"
+    text, name = str(error.format_message()).rstrip("."), error.ctx.info_name if error.ctx else ""
+    if found := getattr(error.__cause__, "errors", None):  # of pydantic, which converts values
+        first = found()[0]
+        message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        reason = message.partition(", unable")[0]
+        if reason.startswith(repr(first["input"])):
+            return f"{error.param.opts[0]} {reason}"
+        wanted = reason if reason.startswith("a ") else f"a value {reason}"
+        return f"{error.param.opts[0]} {first['input']}: give {wanted} ({_meaning(error.param)})"
+    if text.startswith("No such option"):
+        return _unknown_option(error.option_name, error.ctx)
+    if text.startswith("No such command"):
+        return _unknown_command(text.split("'")[1], error.ctx)
+    if text.startswith("Got unexpected extra argument"):
+        return _extra_words(text.partition("(")[2].partition(")")[2].strip(" ()"), error.ctx)
+    if text.startswith("Missing argument 'matrix'"):
+        return f"it needs a matrix: a YAML file, or a shipped example (bench {name} smoke_cpu)"
+    if option := getattr(error, "option_name", ""):
+        param = next(one for one in error.ctx.command.params if option in one.opts)
+        only = f"does not take a value; write only {option}"
+        return f"{option} {only if param.is_flag else f'needs a value ({_meaning(param)})'}"
+    return text
 
 
-def _unknown_option(text: str, written: str, ctx: Any) -> str:
+def _meaning(param: Any) -> str:
+    text = re.split(r"\. |;|\.$", param.help or "")[0]
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def _unknown_option(written: str, ctx: Any) -> str:
     """Return an error about an option that a command, or `bench` itself, does not have, as text."""
-    commands = getattr(ctx.command, "commands", {})
-    if owner := next((name for name, own in commands.items() if written in _options(own)), ""):
+    text, commands = f"no such option: {written}", getattr(ctx.command, "commands", {})
+    owners = [name for name, one in commands.items() if written in _options(one)]
+    if owners:
+        owner = next((word for word in ctx.meta[_WORDS] if word in owners), owners[0])
         return f"{text}; write it after a command, as in `bench {owner} {written}`"
     if ctx.info_name == "init":
-        return f"{text.replace(' (Possible options: --help)', '')}; put a --command into quotes"
+        return f"{text}; put a --command into quotes"
+    from .lint.options import LETTERS, LONG
+
+    short, own = written.lstrip("-"), _options(ctx.command)
+    word = LETTERS.get(short, short)
+    alike = _alike(word, own) or _alike(short, own)
     # Only these commands work with a matrix; a preflight sets its own repeats and time.
-    if ctx.info_name == "preflight" or not {"--only", "--site", "--step-time"} & _options(ctx.command):
-        return text
-    from .lint.options import LETTERS
+    if ctx.info_name == "preflight" or not {"--only", "--site", "--step-time"} & own:
+        return f"{text}{alike}"
+    from .matrix.field_types import remedy_of_directive
     from .matrix.load import place_of
 
-    short = written.lstrip("-")
-    setting = place_of(LETTERS.get(short, short).replace("-", "_"))
-    return f"{text.partition(' (')[0]}; in the matrix, write {setting}" if setting else text
+    if place := place_of(word.replace("-", "_")):
+        return f"{text}; in the matrix, write {place}"
+    if alike or word not in LONG:
+        return f"{text}{alike}"
+    return f"{text}; {remedy_of_directive(f'--{word}' + '=VALUE' * (LONG[word] == '='))}"
+
+
+def _unknown_command(written: str, ctx: Any) -> str:
+    """Return an error about a command that does not exist, as text."""
+    text = f"no such command {written!r}"
+    if written.endswith((".yaml", ".yml")):
+        return f"{text}; plan a matrix with `bench plan {written}`"
+    return f"{text}{_alike(written, [*ctx.command.commands, '--help', '--version'])}"
+
+
+def _alike(written: str, names: Collection[str]) -> str:
+    """Return ``; did you mean A or B?``: the names that begin with what was written, or are similar."""
+    bare = {name.lstrip("-"): name for name in sorted(names)}
+    word = written.lower()
+    found = [name for name in bare if name.startswith(word)]
+    found = found or get_close_matches(word, bare, n=1, cutoff=0.75)
+    return f"; did you mean {' or '.join(bare[name] for name in found)}?" if 0 < len(found) < 3 else ""
+
+
+def _extra_words(words: str, ctx: Any) -> str:
+    """Return an error about more arguments than a command takes, as text."""
+    text, params, typed = f"it does not take {words}", ctx.command.params, ctx.meta[_WORDS]
+    if what := _TAKES.get(ctx.info_name):
+        return f"{text}; {what}"
+    before = [*("", ""), *typed[: typed.index(words) if words in typed else 0]]
+    flag, valued = (next((one for one in params if name in one.opts), None) for name in before[:-3:-1])
+    if flag and flag.is_flag:
+        return f"{text}: {before[-1]} has no value"
+    if valued and valued.param_type_name == "option" and not valued.is_flag:
+        return f"{text}: {before[-2]} has one value ({_meaning(valued)})"
+    arguments = [one.name for one in params if one.param_type_name == "argument"]
+    only = "settings belong into the matrix" if "=" in words else "repeat the command for others"
+    return f"{text}: it takes {' and '.join(f'one {name}' for name in arguments)}; {only}"
 
 
 def _options(command: Any) -> set[str]:
-    return {name for parameter in command.params for name in parameter.opts}
+    return {name for one in command.params for name in one.opts if name.startswith("-")}
 
 
 #: What to type instead, where a command is given more arguments than it takes.
@@ -111,13 +163,31 @@ _TAKES = {
     "init": "for your own training, put its command into quotes: bench init --command 'python train.py'",
     "schema": "to check a matrix: bench plan FILE",
     "plan": "plan one matrix after the other",
+    "verify": "name one run as STUDY/RUN",
+    "list": "to list the runs of a study: bench status STUDY",
+    "compare": "compare two studies at a time",
 }
+#: The name under which a context holds the words that were typed behind its command.
+_WORDS = "bench.words"
+
+
+class _Command(typer.core.TyperCommand):
+    """A command whose errors about options name it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[_WORDS] = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
 
 class _Group(typer.core.TyperGroup):
     """A command group that turns return values into exit codes and user errors into messages."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        ctx.meta[_WORDS] = [*args]
         with _one_line_usage_errors():
             return super().parse_args(ctx, args)
 
@@ -197,7 +267,7 @@ def _root(
 
 for _command in COMMANDS:
     _name = _command.__name__.removesuffix("_command")
-    app.command(_name, help=_paragraphs(_command.__doc__ or ""))(_command)
+    app.command(_name, cls=_Command, help=_paragraphs(_command.__doc__ or ""))(_command)
 
 
 def main() -> None:

@@ -362,6 +362,13 @@ def _check_directive_line(value: str) -> str:
     return value
 
 
+def remedy_of_directive(option: str) -> str:
+    """Return how a matrix sets an option of sbatch, which is given as ``--name`` or ``--name=VALUE``."""
+    if own := _own_option(option, _OWN_DIRECTIVES, _SBATCH_FLAGS):
+        return own.replace("use ", "in the matrix, use ", 1)
+    return f"in the matrix, write `directives: [{option}]` below `cluster:`"
+
+
 def split_line(value: str, *, kind: str) -> list[str]:
     """Split a line into words as a shell does; ``kind`` describes a valid entry in error messages."""
     one_line(value)

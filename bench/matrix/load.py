@@ -59,7 +59,9 @@ _MESSAGES = {
 #: Keys of Slurm and of other trainers, with what to write instead.
 _GPUS, _BATCHES = "gpus_per_node: [4] below `axes:`", "- {mode: weak, per_gpu_batch: [8]} below `scaling:`"
 _FOREIGN_KEYS = {
-    **dict.fromkeys(("gres", "gpus", "num_gpus", "gpus_per_task", "ntasks", "ntasks_per_node"), _GPUS),
+    **dict.fromkeys(
+        ("gres", "gpus", "num_gpus", "gpus_per_task", "ntasks", "ntasks_per_node", "nproc_per_node"), _GPUS
+    ),
     **dict.fromkeys(("batch", "batch_size", "train_batch_size", "micro_batch_size"), _BATCHES),
     **dict.fromkeys(("train_micro_batch_size_per_gpu", "per_device_train_batch_size"), _BATCHES),
 }
