@@ -29,7 +29,6 @@ from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.units import human_bytes
 
 from .study.layout import StudyFolder
-from .study.plan_json import first_error
 
 #: The end of the name of each archive.
 SUFFIX = ".tar.gz"
@@ -193,8 +192,8 @@ def _unpack(file: BinaryIO, target: Path | None) -> str:
     _copy(stream, min(size, _BYTES), content)
     try:
         manifest: _Manifest = TypeAdapter(_Manifest).validate_json(content.getvalue())
-    except ValidationError as error:
-        raise _DamageError(f"it begins with no {_MANIFEST} ({first_error(error)!r:.80})") from None
+    except ValidationError:
+        raise _DamageError(f"its first file is no {_MANIFEST} of a study") from None
     study, sums = manifest["study"], manifest["files"]
     if first != f"{study}/{_MANIFEST}" or not all(map(_is_inside, sums)):
         raise _DamageError(f"its {_MANIFEST} has names of other files than those of a study")
@@ -233,10 +232,12 @@ def _members(stream: _Stream) -> Iterator[tuple[str, int]]:
         while (member := archive.next()) is not None:
             is_plain = member.type == tarfile.REGTYPE and member.sparse is None and member.size >= 0
             if not is_plain or set(member.pax_headers) - {"path"}:
-                raise _DamageError(f"{member.name!r:.80} is no plain file")
+                raise _DamageError(
+                    f"{member.name!r:.80} is no plain file, so `bench archive` did not write it"
+                )
             yield member.name, member.size
-    except (tarfile.TarError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError) as error:
-        raise _DamageError(f"it is no tar file ({error!r:.80})") from None
+    except (tarfile.TarError, LookupError, ValueError, ArithmeticError, TypeError, RecursionError):
+        raise _DamageError("it is empty, or contains no tar file") from None
 
 
 def _copy(stream: _Stream, size: int, file: BinaryIO) -> str:

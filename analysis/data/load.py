@@ -269,7 +269,7 @@ def _find_folder(planned: PlannedStudy, run: RunRow, record: Record) -> None:
     folder = planned.folder.attempt_path(record.run_id, record.attempt)
     if os.path.isdir(folder):  # noqa: PTH112 (for each run)
         run.folder = run.values_folder = folder
-    elif record.state.ended:
+    elif record.state.ended and "the folder of attempt" not in run.reason:
         _add_reason(run, f"the folder of attempt {record.attempt} is missing")
 
 

@@ -16,7 +16,15 @@ from ..archive import is_archive, open_archive
 from ..study.layout import studies
 from ..terminal import SHOWN_ROWS, print_json, print_table, say, show
 from .completion import complete_study
-from .options import AllOption, JsonOption, ResultsOption, find_study, require_report, results_folder
+from .options import (
+    AllOption,
+    JsonOption,
+    ResultsOption,
+    find_study,
+    no_study,
+    require_report,
+    results_folder,
+)
 
 if TYPE_CHECKING:
     from analysis.history.index import Source
@@ -123,7 +131,7 @@ def _all_sources(root: Path) -> list[Source]:
         *(Source(p, open_archive) for p in archives),
     ]
     if not sources:
-        raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
+        raise no_study(root)
     return sources
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +14,7 @@ from ..study.ledger import RunState
 from ..study.plan_json import open_study
 from ..terminal import print_json, print_table, say
 from .next_step import step_of_study
-from .options import JsonOption, ResultsOption, results_folder
+from .options import JsonOption, ResultsOption, no_study, results_folder
 
 
 def list_command(results: ResultsOption = None, as_json: JsonOption = False) -> int:
@@ -24,14 +23,14 @@ def list_command(results: ResultsOption = None, as_json: JsonOption = False) -> 
     The states are those of the last command that updated the study; `bench status STUDY` updates them.
     """
     root = results_folder(results)
-    if results is not None and not root.is_dir():
-        raise BenchError(f"{root} is no folder", remedy="give the folder of studies: --results DIR")
     listed = [_described(folder) for folder in latest_first(root)]
     if as_json:
         print_json({"studies": listed})
         return 0
     if not listed:
-        say(f"no study is planned below {root}; plan one: bench plan MATRIX")
+        if results is not None and not root.is_dir():
+            raise no_study(root)
+        say(str(no_study(root)))
         return 0
     rows = [(one["study"], one["planned"], one["matrix"], _runs(one), one["next"]) for one in listed]
     print_table("", ("study", "planned", "matrix", "runs", "next"), rows)
@@ -57,9 +56,8 @@ def _described(folder: StudyFolder) -> dict[str, Any]:
         return described | {"problem": error.message, "next": error.remedy}
     except OSError as error:
         return described | {"problem": f"not readable: {error.strerror}"}
-    matrix = planned.plan.get("matrix_file")
     return described | {
-        "matrix": os.path.relpath(folder.path / matrix) if isinstance(matrix, str) else None,
+        "matrix": planned.matrix_path or None,
         "states": dict(Counter(str(record.state) for record in records.values())),
         "next": step_of_study(folder, records),
     }

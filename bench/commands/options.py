@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +16,7 @@ import typer
 from ddp_scaling_bench.errors import BenchError, UnavailableError, missing_file
 from ddp_scaling_bench.units import join_names
 
-from ..archive import is_archive, open_archive
+from ..archive import SUFFIX, is_archive, open_archive
 from ..extras import EXTRAS, install_line, missing_packages
 from ..jobs.engine import Engine
 from ..matrix.cell import SAME_SETTING, SIZES, Cell, Run, value_text
@@ -25,6 +26,7 @@ from ..study.ledger import Record, RunState
 from ..study.plan_json import ATTEMPT, PlannedStudy, open_study
 from ..terminal import SHOWN_ROWS, say, short_names
 from .completion import complete_filter, complete_matrix, complete_study
+from .next_step import step_in_folder
 
 ResultsOption = Annotated[
     Path | None,
@@ -93,7 +95,32 @@ AdoptOption = Annotated[
 
 def results_folder(results: Path | None) -> Path:
     """Return the folder of all studies."""
-    return results if results is not None else Path("results")
+    root = results if results is not None else Path("results")
+    if root.exists() and not root.is_dir():
+        raise BenchError(
+            f"{_shown_root(root)} is not a folder of studies", remedy="give a folder: --results DIR"
+        )
+    return root
+
+
+def _shown_root(root: Path) -> str:
+    return f"BENCH_RESULTS={root}" if os.environ.get("BENCH_RESULTS") == str(root) else str(root)
+
+
+def no_study(root: Path) -> BenchError:
+    """Return the error for a folder without studies; the remedy names a folder near it that has some."""
+    what = f"no study is planned below {_shown_root(root)}"
+    with suppress(OSError):  # a folder above may not be readable
+        for above in root.resolve().parents[:3]:
+            for place in (above, above / "results"):
+                if any(studies(place)):
+                    there = os.path.relpath(place)
+                    return BenchError(what, remedy=f"studies are below {there}: give --results {there}")
+    if root.is_dir() or root == Path("results"):
+        return BenchError(what, remedy=f"the next step: {step_in_folder(root)}")
+    return BenchError(
+        f"{_shown_root(root)} does not exist", remedy="give the folder of studies: --results DIR"
+    )
 
 
 def require_report(what: str) -> None:
@@ -107,46 +134,89 @@ def require_report(what: str) -> None:
 def find_study(name: str | None, results: Path | None) -> StudyFolder:
     """Return a study by its name, folder or archive; without a name, the study planned last."""
     root = results_folder(results)
-    known = list(studies(root))
-    if root.exists() and not root.is_dir():
-        raise BenchError(f"{root} is not a folder of studies", remedy="give a folder: --results DIR")
+    known = [study.name for study in studies(root)]
     if name is None:
         if not known:
-            raise BenchError(f"no study is planned below {root}", remedy="plan one: bench plan MATRIX")
+            raise no_study(root)
         return latest_first(root)[0]
+    if not name:
+        raise BenchError("the name of the study is empty", remedy="give a name (see bench list)")
     for path in (Path(name), root / name):
         if StudyFolder(path).is_planned:
             return StudyFolder(path)
         if is_archive(path) and path.is_file():
             return open_archive(path)
-    path = Path(name)
+    raise _not_a_study(name, root, known)
+
+
+def _not_a_study(name: str, root: Path, known: Sequence[str]) -> BenchError:
+    """Return the error for a name that is neither a study nor an archive."""
+    path, inside = Path(name), root / name
+    for folder in map(StudyFolder, (path, inside)):
+        if folder.ledger.exists():
+            remedy = f"restore it, or move {folder.path} away and plan the matrix again"
+            return BenchError(f"{folder.path} contains runs, but no plan.json", remedy=remedy)
     if path.suffix in (".yaml", ".yml"):
-        own = path.stem
-        is_planned = StudyFolder(root / own).is_planned
-        remedy = f"give its study: {own}" if is_planned else f"plan it first: bench plan {name}"
-        if not is_planned and not path.is_file():
-            raise missing_file(path, what="the matrix", remedy="give the name of a study (see bench list)")
-        raise BenchError(f"{name} is a matrix, not a study", remedy=remedy)
+        matrix = next((one for one in _matrices_of(path) if one.is_file()), None)
+        if path.stem in known:
+            return BenchError(f"{name} is a matrix, not a study", remedy=f"give its study: {path.stem}")
+        if matrix == path:
+            return BenchError(f"{name} is a matrix, not a study", remedy=f"plan it first: bench plan {name}")
+        remedy = (
+            f"plan the one that exists: bench plan {matrix}"
+            if matrix
+            else "give the name of a study (see bench list)"
+        )
+        return missing_file(path, what="the matrix", remedy=remedy)
     if (runs := list(find_attempts(name, root))) and len(runs[0][1]) == 1:
-        raise BenchError(f"{name} is a run, not a study", remedy=f"its study is {runs[0][0].folder.name}")
-    near = get_close_matches(name, [study.name for study in known], n=1)
-    listed = join_names([study.name for study in known], most=4) or "none"
-    if path.exists():
-        within = next((folder for folder in path.parents if StudyFolder(folder).is_planned), None)
+        return BenchError(f"{name} is a run, not a study", remedy=f"its study is {runs[0][0].folder.name}")
+    listed = join_names(known, most=4) or "none"
+    within = next((folder for folder in path.parents if "/" in name and StudyFolder(folder).is_planned), None)
+    if path.exists() or within:
         what = "the folder of all studies" if path.resolve() == root.resolve() else "not a study"
-        one = f"its study is {within}" if within else f"give one of the studies (planned: {listed})"
-        is_table = path.suffix in (".csv", ".tsv")
-        other = f"; for a table: bench report {name}" if is_table else f"; for a log: bench doctor {name}"
-        one += other * (path.is_file() and not within)
-        raise BenchError(f"{name} is {what}", remedy=one)
-    give = "give the name or folder of one of these" if known else "plan one: bench plan MATRIX"
-    remedy = f"did you mean {near[0]}?" if near else give
-    raise BenchError(f"no study {name!r} is planned below {root} (planned: {listed})", remedy=remedy)
+        is_what = f"is {what}" if path.exists() else "does not exist"
+        remedy = f"its study is {within}" if within else f"give one of the studies (planned: {listed})"
+        return BenchError(f"{name} {is_what}", remedy=remedy + ("" if within else _use_of(path)))
+    what = f"no study {name!r} is planned below {_shown_root(root)}"
+    if matrix := next((one for one in _matrices_of(path) if one.is_file()), None):
+        return BenchError(what, remedy=f"plan it: bench plan {matrix}")
+    if not known:
+        return no_study(root)
+    parts = re.split("[,;:]", name)
+    places = [one for one in (inside, Path(f"{inside}{SUFFIX}")) if one.exists()]
+    near = [*places, *get_close_matches(path.name, known, n=1)]
+    meant = " ".join(parts) if {*parts} <= {*known} else near[0] if near else None
+    remedy = f"did you mean {meant}?" if meant else "give the name or folder of one of these"
+    return BenchError(f"{what} (planned: {listed})", remedy=remedy)
+
+
+def _matrices_of(path: Path) -> list[Path]:
+    """Return the paths at which a matrix of this name can be."""
+    return [path, *(path.with_name(f"{path.stem}{end}") for end in (".yaml", ".yml"))]
+
+
+def _use_of(path: Path) -> str:
+    """Return which command reads a file that is not a study, as an addition to a remedy."""
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        begin = file.read(1000)
+    if begin.startswith(b"\x1f\x8b"):
+        return f"; an archive has a name that ends in {SUFFIX}"
+    if path.suffix in (".csv", ".tsv"):
+        return f"; for a table: bench report {path}"
+    return "" if b"\0" in begin else f"; for a log: bench doctor {path}"
 
 
 def refuse_part_of_run(name: str, root: Path) -> None:
-    """Raise BenchError if ``name`` is the beginning of a run's name, or ``STUDY/`` with an unknown run."""
-    study, _, start = name.rpartition("/")
+    """Raise BenchError if ``name`` is a part of a run: of its name, or a file or folder in its folder."""
+    for path in (Path(name), *Path(name).parents, root / name):
+        if found := _of_folder(path):
+            what = "is a file of a run" if Path(name).exists() else "does not exist"
+            run = found[0].folder.runs / found[1][0][0]
+            raise BenchError(f"{name} {what}", remedy=f"give the run: {run}")
+    study, _, start = name.rstrip("*").rpartition("/")
+    study = Path(study).parent.name if Path(study).name == "runs" else study
     if Path(name).exists() or (root / name).exists():
         return
     runs: list[str] = []
@@ -256,13 +326,32 @@ def only(planned: PlannedStudy, filters: Sequence[str]) -> list[Run]:
         BenchError: a key is unknown, or no run matches.
     """
     runs, cells, names = planned.runs, planned.cells, short_names(planned) if filters else {}
-    kept = [run for run in runs if all(_matches(run, cells[run.cell_id], names, one) for one in filters)]
-    if filters and runs and not kept:
-        raise BenchError(
-            f"--only {' --only '.join(filters)} matches no run",
-            remedy=f"give KEY=VALUE, such as nodes=1, or a pattern of run names, such as {runs[0].run_id}",
-        )
-    return kept
+    if "" in filters:
+        raise BenchError("--only is empty", remedy="give KEY=VALUE or a pattern of run names, or omit it")
+    matching = [[run for run in runs if _matches(run, cells[run.cell_id], names, one)] for one in filters]
+    kept = [run for run in runs if all(run in some for some in matching)]
+    if kept or not filters or not runs:
+        return kept
+    lone = next((one for one, some in zip(filters, matching, strict=True) if not some), None)
+    if lone is None:
+        together = " ".join(f"--only {one}" for one in filters)
+        raise BenchError(f"no run matches all of {together}", remedy="a run must match each --only: omit one")
+    raise BenchError(f"--only {lone} matches no run", remedy=_filter_like(lone, planned, names))
+
+
+def _filter_like(text: str, planned: PlannedStudy, names: Mapping[str, str]) -> str:
+    """Return what to write instead of a filter that matches no run."""
+    key = re.split(r"[^\w.]", text, maxsplit=1)[0]
+    with suppress(BenchError):
+        found = [one for run in planned.runs for one in _values(run, planned.cells[run.cell_id], key)]
+        if texts := join_names([*filter(None, dict.fromkeys(map(value_text, found)))], most=6):
+            return f"write {key}=VALUE with one of its values: {texts}"
+    for pattern in (f"{text}*", f"*{text}*"):
+        if len(text) > 1 and fnmatch.filter(names.values(), pattern):
+            return f"a pattern matches whole names: --only '{pattern}'"
+    cell = planned.cells[planned.runs[0].cell_id]
+    name = names[cell.cell_id]
+    return f"give KEY=VALUE, such as nodes={cell.nodes}, or a pattern of run names, such as '{name}*'"
 
 
 def _matches(run: Run, cell: Cell, names: Mapping[str, str], pattern: str) -> bool:
@@ -270,17 +359,23 @@ def _matches(run: Run, cell: Cell, names: Mapping[str, str], pattern: str) -> bo
     if not equals:
         own = (run.run_id, run.cell_id, names[run.run_id], names[run.cell_id])
         return any(fnmatch.fnmatchcase(name, pattern) for name in own)
-    if key == "repeat":
-        return str(run.repeat) == value
-    if key == "mode":
-        return value in cell.modes
     if key == "command" and cell.name == value:
         return True
-    found = _property(cell, key)
+    return any(_is_written(found, value) for found in _values(run, cell, key))
+
+
+def _values(run: Run, cell: Cell, key: str) -> Collection[Any]:
+    """Return the values of a run for a key of a filter."""
+    if key == "repeat":
+        return [run.repeat]
+    return cell.modes if key == "mode" else [_property(cell, key)]
+
+
+def _is_written(found: Any, text: str) -> bool:
     with suppress(ValueError):
         if isinstance(found, float):  # 25.0 in the plan, 25 in the matrix
-            return found == float(value)
-    return value_text(found) == value
+            return found == float(text)
+    return value_text(found) == text
 
 
 def _property(cell: Cell, key: str) -> Any:
@@ -291,5 +386,5 @@ def _property(cell: Cell, key: str) -> Any:
     if name in settings:
         return settings[name]
     keys = (*SIZES, *SAME_SETTING, "backend", "launcher", "mode", "repeat", "command")
-    allowed = did_you_mean(key, [*keys, *cell.workload], cutoff=0.6)
+    allowed = did_you_mean(key, [*keys, *cell.workload], cutoff=0.8)
     raise BenchError(f"--only: unknown key {key!r}", remedy=f"{allowed}, or give a pattern such as 'n4x4-*'")

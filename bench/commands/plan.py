@@ -70,23 +70,29 @@ def plan_command(
     return 0
 
 
-def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
-    """Plan a matrix (a file, or a shipped example's name) and write the study."""
-    from ..matrix.load import find_site
-    from ..plan import make_plan, write_plan
+def chosen_matrix(matrix: str, root: Path) -> Path:
+    """Return the path of a matrix or of a shipped example; raise BenchError for a study or an archive."""
     from ..shipped import find_matrix
 
     if is_archive(matrix):
         remedy = f"read it: bench report {matrix}; its matrix.yaml is the matrix"
         raise BenchError(f"{matrix} is the archive of a study, not a matrix", remedy=remedy)
-    root = results_folder(results)
     try:
-        path = find_matrix(matrix)
+        return find_matrix(matrix)
     except BenchError:
         if not any(StudyFolder(path).is_planned for path in (Path(matrix), root / matrix)):
             raise
         remedy = f"give its matrix, a YAML file, or start it: bench submit {matrix}"
         raise BenchError(f"{matrix} is a study, not a matrix", remedy=remedy) from None
+
+
+def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[Plan, StudyFolder]:
+    """Plan a matrix (a file, or a shipped example's name) and write the study."""
+    from ..matrix.load import find_site
+    from ..plan import make_plan, write_plan
+
+    root = results_folder(results)
+    path = chosen_matrix(matrix, root)
     if path != Path(matrix):
         say(f"matrix: {path}")
     plan = make_plan(path, site=find_site(site))

@@ -23,6 +23,7 @@ from .options import (
     choose_runs,
     results_folder,
 )
+from .plan import chosen_matrix
 from .submit import check_cost, new_submission
 
 if TYPE_CHECKING:
@@ -56,10 +57,10 @@ def preflight_command(
     from ..matrix.load import find_site
     from ..plan import make_plan, write_plan
     from ..preflight import ROWS, plan_nodecheck
-    from ..shipped import find_matrix
 
-    plan = make_plan(find_matrix(matrix), site=find_site(site))
-    root, name = results_folder(results) / FOLDER, plan.matrix.study[:50]
+    root = results_folder(results)
+    plan = make_plan(chosen_matrix(matrix, root), site=find_site(site))
+    root, name = root / FOLDER, plan.matrix.study[:50]
     last = _last_number(root, name)
     folder = StudyFolder(root / f"{name}-{last}")
     if not last or not any(record.state.active for record in open_study(folder).records().values()):

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ddp_scaling_bench.errors import BenchError
+from ddp_scaling_bench.errors import BenchError, missing_file
 from ddp_scaling_bench.units import count, human_duration
 
 from ..cost import Cost, Costs, hours, named, parse_step_times, total
@@ -96,6 +96,7 @@ def submit_command(
     packs = _packs(submission.engine, runs, seen) if pack else None
     check_cost(planned, runs, packs, budget=budget, step_time=step_time, ask=not (yes or dry_run))
     passed_variables(planned)
+    _check_scripts(planned, runs)
     if dry_run:
         _show(submission.engine, runs, seen, packs)
         return 0
@@ -104,6 +105,14 @@ def submit_command(
     code = start(submission, runs, seen, wait=wait, pack=pack)
     say(f"next: {step_of_study(planned.folder, planned.records())}")
     return code
+
+
+def _check_scripts(planned: PlannedStudy, runs: Sequence[Run]) -> None:
+    """Raise BenchError if the script of a run does not exist."""
+    scripts = {planned.script(run.cell_id) for run in runs}
+    if missing := sorted(path for path in scripts if not path.is_file()):
+        again = f"plan the study again: bench plan {shlex.quote(planned.matrix_path or 'MATRIX')}"
+        raise missing_file(missing[0], what="the script of its runs", remedy=again)
 
 
 def new_submission(planned: PlannedStudy, *, max_queued: int | None = None, pack: bool = False) -> Submission:

@@ -17,6 +17,7 @@ A run is described by its ``run.json``; its properties are never parsed from fol
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class StudyFolder:
 
     @property
     def name(self) -> str:
-        """Name of the study."""
-        return self.path.name
+        """Name of the study, also if the path is ``.`` or ends in ``..``."""
+        return Path(os.path.abspath(self.path)).name  # noqa: PTH100 (a link keeps its name)
 
     @property
     def source(self) -> Path:

@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -33,7 +33,8 @@ from ..matrix.field_types import at_size
 from ..matrix.schedulers import SCHEDULERS, SchedulerSpec
 from ..matrix.workload import Metrics
 from .layout import StudyFolder
-from .ledger import Ledger, Record, RunState, latest
+from .ledger import End, FailureClass, Ledger, Record, RunState, latest
+from .reasons import Said
 
 #: Matches the name of the folder of an attempt.
 ATTEMPT = re.compile(r"attempt-([0-9]{1,6})", re.ASCII).fullmatch
@@ -182,7 +183,7 @@ class PlannedStudy:
     def scheduler(self) -> SchedulerSpec:
         """The scheduler that the executor names; raise BenchError if it is unknown."""
         if self.executor not in SCHEDULERS:
-            raise BenchError(f"executor {self.executor!r} is unknown", remedy=REPLAN)
+            raise invalid_plan(self.folder, f"executor {self.executor!r} is unknown")
         return SCHEDULERS[self.executor]
 
     @property
@@ -190,10 +191,15 @@ class PlannedStudy:
         """Maximum number of runs that execute at once, or None if there is no limit."""
         return self.plan.get("max_running")
 
+    @property
+    def matrix_path(self) -> str:
+        """Path of the file of the matrix, or an empty text if it is not known."""
+        name = self.plan.get("matrix_file")
+        return os.path.relpath(self.folder.path / name) if isinstance(name, str) else ""
+
     def changed_matrix(self) -> str:
         """Return the path of the matrix if its file is no longer what was planned; else an empty text."""
-        name = None if self.folder.archive else self.plan.get("matrix_file")
-        path = os.path.relpath(self.folder.path / name) if isinstance(name, str) else ""
+        path = "" if self.folder.archive else self.matrix_path
         try:
             text = Path(path).read_text(encoding="utf-8") if path else None
         except (OSError, UnicodeDecodeError):
@@ -211,14 +217,25 @@ class PlannedStudy:
 
         ``known`` are the attempts in the ledger, if it was read before. An attempt whose folder exists may
         have started. If the ledger does not know it, because its last lines were lost, the record is an
-        intent: the scheduler is asked for a job of its name.
+        intent: the scheduler is asked for a job of its name. A completed attempt without its folder has
+        failed: there are no results, and the run can be started again.
         """
         known = self.ledger.attempts() if known is None else known
         begun, runs = _names(self.folder.runs), str(self.folder.runs)
         records = {}
         for run in self.runs:
             record = latest(known.get(run.run_id), run.run_id)
-            records[run.run_id] = self._with_folders(record, runs) if run.run_id in begun else record
+            record = self._with_folders(record, runs) if run.run_id in begun else record
+            attempt = f"{runs}/{run.run_id}/attempt-{record.attempt}"
+            if record.state is RunState.COMPLETED and _is_gone(attempt):
+                again = "`bench submit --retry-failed` starts the run again"
+                reasons = (Said(text=f"the folder of attempt {record.attempt} is missing: {again}"),)
+                failed = End(state=RunState.FAILED, reasons=reasons, failure_class=FailureClass.BAD_EXIT)
+                times = record.end or failed
+                record = record.ended(
+                    replace(failed, started_at=times.started_at, ended_at=times.ended_at, hosts=times.hosts)
+                )
+            records[run.run_id] = record
         return records
 
     def _with_folders(self, record: Record, runs: str) -> Record:
@@ -314,6 +331,17 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
+def _is_gone(path: str) -> bool:
+    """Return whether a file or folder does not exist; one that cannot be accessed exists."""
+    try:
+        os.stat(path)  # noqa: PTH116 (for each run)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def open_study(folder: StudyFolder) -> PlannedStudy:
     """Return the study planned in ``folder``; raise BenchError if plan.json is missing or broken."""
     plan = read_plan(folder)
@@ -353,9 +381,10 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
     try:
         plan: dict[str, Any] = _PLAN.validate_json(content)  # type: ignore[assignment]
     except ValidationError as error:
-        raise invalid_plan(
-            folder, f"is not a plan that this version can read ({first_error(error)})"
-        ) from None
+        damage = "is damaged, or was cut short" if content else "is empty"
+        is_json = error.errors()[0]["type"] != "json_invalid"
+        problem = f"is not a plan that this version can read ({first_error(error)})" if is_json else damage
+        raise invalid_plan(folder, problem) from None
     known = {cell["cell_id"] for cell in plan["cells"]}
     if lost := next((run for run in plan["runs"] if run["cell_id"] not in known), None):
         raise invalid_plan(folder, f"the cell {lost['cell_id']!r} of run {lost['run_id']!r} is not defined")
@@ -377,7 +406,7 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 def invalid_plan(folder: StudyFolder, problem: str) -> BenchError:
     """Return the error for a broken plan.json; ``problem`` is the reason why the file cannot be used."""
     remedy = (
-        "correct or restore the file, without which the runs cannot be read" if folder.has_runs else REPLAN
+        f"restore it, or move {folder.path} away and plan the matrix again" if folder.has_runs else REPLAN
     )
     if folder.archive:
         remedy = "read it with the version of bench that wrote it, or archive the study again"

@@ -102,7 +102,10 @@ def test_a_bad_matrix_is_exit_code_2_one_message_and_no_study_which_every_verb_r
     )
     assert not (tmp_path / "results").exists()
     for verb in ("submit", "status", "verify", "report"):
-        assert refusal(verb, cwd=tmp_path) == "no study is planned below results; plan one: bench plan MATRIX"
+        assert (
+            refusal(verb, cwd=tmp_path)
+            == "no study is planned below results; the next step: bench plan bad.yaml"
+        )
 
 
 def test_an_unknown_study_and_a_matrix_give_different_errors(ran):

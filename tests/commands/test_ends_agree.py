@@ -31,6 +31,8 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 ha
 KILLED = "  host      : n1\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 5)\n"
 #: The exit code, the cause of the end (`by` in end.json) and job.err of an attempt; its state and class.
 COMPLETED = 0, "exit", "", ("completed", "")
+#: A completed run whose folder is deleted.
+DELETED = 0, "exit", "", ("failed", "bad-exit")
 TIME_LIMIT = 143, "limit", "", ("failed", "time-limit")
 HOST_MEMORY = 1, "exit", f"{OOM_HOST}\n{KILLED}", ("failed", "killed")
 GPU_MEMORY = 1, "exit", OOM_GPU, ("failed", "out-of-memory")
@@ -43,7 +45,7 @@ ATTEMPTS = {
     (1, 2): [COMPLETED],
     (1, 3): [HOST_MEMORY, COMPLETED],
     (1, 4): [EXIT],
-    (1, 5): [COMPLETED],
+    (1, 5): [DELETED],
     (1, 6): [],
     (2, 1): [TIME_LIMIT],
     (2, 2): [EXIT, HOST_MEMORY],
@@ -130,7 +132,7 @@ def test_every_attempt_is_a_row_of_runs_csv_and_of_the_page(studied):
         assert (state, failure_class.replace("–", ""), counted) == (*all_ends()[key], "no")
         assert lost == ("0.100" if key[1] else "–")
     facts = dict(re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page))
-    assert facts["Failed attempts"] == "7 of 15"
+    assert facts["Failed attempts"] == "8 of 15"
     assert facts["Node-hours of attempts that do not count"] == "1.00 of 1.50"
 
 

@@ -137,7 +137,7 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
     )
     assert refusal("run", "s", cwd=where).startswith("s is a study, not a matrix; give its matrix")
     assert refusal("list", "--results", "x", cwd=where).startswith(
-        "x is no folder; give the folder of studies"
+        "no study is planned below x; studies are below results: give --results results"
     )
     assert refusal("submit", "--budget", "1", "s", cwd=where).startswith(
         "--budget is a number of GPU-hours, but"
@@ -147,7 +147,10 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["list", "demo"], "bench list: it does not take demo; see bench list --help"),
+        (
+            ["list", "demo"],
+            "bench list: it does not take demo; to list the runs of a study: bench status STUDY;",
+        ),
         (
             ["plan", "m.yaml", "--repeats", "3"],
             "bench plan: no such option: --repeats; in the matrix, write `repeats` at the top level;",
@@ -158,7 +161,7 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
         ),
         (
             ["--results", "r", "status"],
-            "bench: no such option: --results; write it after a command, as in `bench plan --results`;",
+            "bench: no such option: --results; write it after a command, as in `bench status --results`;",
         ),
         (
             ["report", "--epochs", "x"],
@@ -166,7 +169,7 @@ def test_a_run_where_a_study_is_wanted_and_a_typing_error_get_their_remedies(stu
         ),
         (["preflight", "m.yaml", "--nodes", "0"], "bench preflight: --nodes 0: give a value greater than"),
         (["frobnicate"], "bench: no such command 'frobnicate'; see bench --help"),
-        (["status", "--json=3\x1b[31m"], "bench: option '--json' does not take a value; see bench --help"),
+        (["status", "--json=3\x1b[31m"], "bench status: --json does not take a value; write only --json;"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -176,6 +179,107 @@ def test_a_mistyped_command_gives_one_line_with_place_reason_and_remedy(words, e
     assert line.startswith(f"error: {error}")
     assert line.endswith("--help")
     assert (done.returncode, "\x1b" in line) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ("submit s t", "it does not take t: it takes one study; repeat the command for others;"),
+        ("submit s --wait 5m", "it does not take 5m: --wait has no value;"),
+        ("submit s --only nodes 1", "it does not take 1: --only has one value (select runs by a name pattern"),
+        ("run s epochs=3", "it does not take epochs=3: it takes one matrix; settings belong into the matrix;"),
+        ("submit --only", "--only needs a value (select runs by a name pattern ('n4x4-*')"),
+        ("submit --dryrun", "no such option: --dryrun; did you mean --dry-run? see"),
+        ("submit --retry", "no such option: --retry; did you mean --retry-disturbed or --retry-failed? see"),
+        ("submit -W", "no such option: -W; did you mean --wait? see"),
+        ("submit --resume", "no such option: --resume; see bench submit --help"),
+        ("submit --begin=now", "no such option: --begin; in the matrix, write `directives: [--begin=VALUE]` below"),
+        ("submit --export ALL", "no such option: --export; in the matrix, use cluster.env; see"),
+        ("submit --array 1-4", "no such option: --array; every run is one job that starts once; see"),
+        ("status -w", "no such option: -w; did you mean --watch? see"),
+        ("status --follow", "no such option: --follow; see bench status --help"),
+        ("advise -s", "no such option: -s; did you mean --samples? see"),
+    ],
+)  # fmt: skip
+def test_the_remedy_of_a_mistyped_option_is_about_its_command(typed, error, tmp_path):
+    words = typed.split()
+    assert refusal(*words, cwd=tmp_path).startswith(f"bench {words[0]}: {error}")
+
+
+def test_a_word_that_is_no_command_is_compared_with_commands_and_options(tmp_path):
+    for typed, error in {
+        "--json status": "no such option: --json; write it after a command, as in `bench status --json`;",
+        "version": "no such command 'version'; did you mean --version? see",
+        "statsu": "no such command 'statsu'; did you mean status? see",
+        "start s": "no such command 'start'; see bench --help",
+        "m.yaml": "no such command 'm.yaml'; plan a matrix with `bench plan m.yaml`; see",
+    }.items():
+        assert refusal(*typed.split(), cwd=tmp_path).startswith(f"bench: {error}")
+
+
+def test_what_is_near_a_mistyped_study_or_run_is_named(study):
+    where, run = study.parents[1], next(path.name for path in sorted((study / "runs").iterdir()))
+    (where / "m.yaml").write_text("scaling: []\n")
+    (where / "packed.tgz").write_bytes(b"\x1f\x8b\0")
+    (where / "results/other.tar.gz").touch()
+    listed = "is planned below results (planned: s)"
+    path = f"results/s/runs/{run}"
+    for words, error in {
+        ("status", "m"): "no study 'm' is planned below results; plan it: bench plan m.yaml",
+        ("status", "m.yml"): "m.yml: the matrix does not exist; plan the one that exists: bench plan m.yaml",
+        ("status", ""): "the name of the study is empty; give a name (see bench list)",
+        ("status", "other"): f"no study 'other' {listed}; did you mean results/other.tar.gz?",
+        ("status", "/reslts/s"): f"no study '/reslts/s' {listed}; did you mean s?",
+        (
+            "status",
+            "packed.tgz",
+        ): "packed.tgz is not a study; give one of the studies (planned: s); an archive has",
+        ("status", "results/s/nope"): "results/s/nope does not exist; its study is results/s",
+        ("verify", f"{path}/metrics.csv"): f"{path}/metrics.csv does not exist; give the run: {path}",
+        (
+            "verify",
+            f"{path}/attempt-1/run.json",
+        ): f"{path}/attempt-1/run.json is a file of a run; give the run: {path}",
+        ("verify", f"s/runs/{run}"): f"s/runs/{run} does not exist; give the run: {path}",
+        ("verify", "results/s/runs/nope"): "s has no run nope; give a run, such as s/",
+        (
+            "status",
+            "--results",
+            "results/s",
+        ): "no study is planned below results/s; studies are below results: give",
+        (
+            "submit",
+            "s",
+            "--only",
+            "nodes=9",
+        ): "--only nodes=9 matches no run; write nodes=VALUE with one of its values: 1",
+        (
+            "submit",
+            "s",
+            "--only",
+            "nodes>1",
+        ): "--only nodes>1 matches no run; write nodes=VALUE with one of its values: 1",
+        (
+            "submit",
+            "s",
+            "--only",
+            "n1",
+        ): "--only n1 matches no run; a pattern matches whole names: --only 'n1*'",
+        (
+            "submit",
+            "s",
+            "--only",
+            "",
+        ): "--only is empty; give KEY=VALUE or a pattern of run names, or omit it",
+        ("submit", "s", "--only", "state=failed"): "--only: unknown key 'state'; allowed are",
+        ("preflight", "s"): "s is a study, not a matrix; give its matrix",
+    }.items():
+        assert refusal(*words, cwd=where).startswith(error)
+    assert refusal("status", cwd=study).endswith("studies are below ..: give --results ..")
+    assert "BENCH_RESULTS=m.yaml is not a folder" in refusal("status", cwd=where, BENCH_RESULTS="m.yaml")
+    (study / "plan.json").rename(study / "plan")
+    away = "restore it, or move results/s away and plan the matrix again"
+    assert refusal("status", "s", cwd=where) == f"results/s contains runs, but no plan.json; {away}"
 
 
 def test_an_error_breaks_at_the_width_of_the_terminal(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from bench.study.plan_json import PlannedStudy
 from bench.study.run_json import next_attempt
 from ddp_scaling_bench.cell_json import read_cell
 from tests.cluster.containers import wait_for
-from tests.commands.command_line import Command, bench
+from tests.commands.command_line import Command, answer, bench
 from tests.common import run_program, write_program
 from tests.matrices import BARE, command, matrix, planned_study, training
 
@@ -240,3 +241,27 @@ def test_set_up_lines_and_variables_reach_the_program_literally(tmp_path):
     folder = study.folder.attempt(study.runs[0].run_id, 1)
     assert (folder.path / "said").read_text() == "a b|$(touch planted) 'x"
     assert json.loads(folder.env.read_text())["env"]["NCCL_DEBUG"] == "$(touch planted) 'x"
+
+
+def test_a_completed_run_whose_folder_was_deleted_is_started_again_and_a_deleted_script_is_an_error(tmp_path):
+    (tmp_path / "m.yaml").write_text(
+        matrix("gone", axes={"tasks_per_node": [1]}, workload=command("true", metrics="none"))
+    )
+    assert bench("plan", "m.yaml", cwd=tmp_path).returncode == 0
+    assert bench("submit", "gone", cwd=tmp_path).returncode == 0
+    study = tmp_path / "results/gone"
+    shutil.rmtree(next((study / "runs").iterdir()))
+    (run,) = answer("status", "gone", cwd=tmp_path)["runs"]
+    assert (run["state"], run["reason"]) == (
+        "failed",
+        "the folder of attempt 1 is missing: `bench submit --retry-failed` starts the run again",
+    )
+    assert bench("submit", "gone", "--retry-failed", cwd=tmp_path).returncode == 0
+    (run,) = answer("status", "gone", cwd=tmp_path)["runs"]
+    assert (run["state"], run["attempt"]) == ("completed", 2)
+    shutil.rmtree(study / "runs")
+    shutil.rmtree(study / "scripts")
+    done = bench("submit", "gone", "--retry-failed", cwd=tmp_path)
+    assert done.stderr.splitlines()[-1].endswith(
+        "the script of its runs does not exist; plan the study again: bench plan m.yaml"
+    )
