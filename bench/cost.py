@@ -202,7 +202,7 @@ def parse_step_times(texts: Sequence[str]) -> dict[int, float]:
         except ValueError:
             key = seconds = 0
         if not (key > 0 and 0 < seconds < float("inf")):
-            remedy = "write SECONDS, or SIZE=SECONDS (GPUs of the run; nodes on device cpu)"
+            remedy = "write seconds, such as 0.25, or SIZE=SECONDS (GPUs of the run; nodes on device cpu)"
             raise BenchError(f"--step-time {text!r} is not a step time", remedy=remedy)
         found[key] = seconds
     return found

@@ -83,6 +83,7 @@ class UnwritableError(BenchError):
 _REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space there and repeat the command")
 _REMEDIES |= dict.fromkeys((errno.EROFS, errno.EACCES), "make it writable and repeat the command")
 _REMEDIES |= dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.ENOENT), "check the folders of this path")
+_REMEDIES |= {errno.EISDIR: "give the name of a file"}
 
 
 def unwritable(path: Path, error: OSError) -> UnwritableError:

@@ -113,11 +113,15 @@ class Option(CellSize):
 
 @dataclass(frozen=True)
 class Wait:
-    """The queue wait of a layout in seconds (None if unknown), the source of the wait, and a remark on it."""
+    """The queue wait of a layout in seconds (None if unknown), the source of the wait, and a remark on it.
+
+    ``refused`` is true if a job of this layout would never start: it has no total time.
+    """
 
     seconds: float | None
     source: str
     remark: str = ""
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,9 @@ def rank(advice: Advice, waits: Mapping[Layout, Wait]) -> Advice:
     elif not all(waits_known):
         notes.append("Options with an unknown queue wait have no total and are listed last")
     for option in options:
-        option.total_s = option.training_s + (option.wait_s if any(waits_known) else 0.0)
+        is_refused = option.layout in waits and waits[option.layout].refused
+        wait_s = math.nan if is_refused else option.wait_s if any(waits_known) else 0.0
+        option.total_s = option.training_s + wait_s
     for place, own in enumerate(_groups(options), start=1):
         for option in own:
             option.group = place

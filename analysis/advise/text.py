@@ -78,6 +78,8 @@ def summary(advice: Advice) -> list[str]:
     not_valid = _not_valid(advice)
     if not groups:
         why = "no measured option is valid" if not_valid else "no option has been measured"
+        if any(option.eligible for option in advice.options):
+            why = "Slurm would start none of the measured options"
         return [f"No advice: {why}.", *not_valid]
     texts = not_valid
     for group in groups:

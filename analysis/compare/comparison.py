@@ -270,7 +270,7 @@ def _require_runs(about: CheckedStudy) -> None:
         raise BenchError(
             f"{about.study.folder.source}: nothing to compare: no run has completed "
             f"({outcomes_text(about.runs) or 'no run is planned'})",
-            remedy="run it first: bench submit",
+            remedy=f"run it first: bench submit {about.study.folder.source} --retry-failed",
         )
 
 

@@ -14,9 +14,10 @@ from analysis.data.differences import WORK
 from analysis.data.load import Study
 from analysis.data.settings import NOT_SET
 from bench.matrix.cell import SAME_SETTING, SIZES
+from bench.matrix.field_types import did_you_mean
 from ddp_scaling_bench.errors import BenchError
 from ddp_scaling_bench.known_strategies import DEFAULT
-from ddp_scaling_bench.units import clauses, listed
+from ddp_scaling_bench.units import listed
 
 #: If --by varies the setting on the left, the settings on the right may differ, too.
 _DEPENDENT = {
@@ -49,25 +50,50 @@ def match_studies(a: Study, b: Study, *, ignore: Collection[str] = ()) -> Matchi
     names = _names_of([*cells_a.values(), *cells_b.values()])
     for name in sorted(ignored - set(names)):
         several = [one for one in names if len({*_values(cells_a, one), *_values(cells_b, one)}) > 1]
-        remedy = f"settings with several values: {', '.join(several) or 'none'}"
+        remedy = (
+            did_you_mean(name, several, cutoff=0.74, all_in="`bench compare A B`") if several else "omit it"
+        )
         raise BenchError(f"--ignore: no cell has a setting {name!r}", remedy=remedy)
     varying = {name for name in names if max(len(_values(cells, name)) for cells in (cells_a, cells_b)) > 1}
     compared = [name for name in names if name not in ignored and name in {*SIZES, *WORK, *varying}]
     matching = _match(cells_a, cells_b, compared, ("A", "B"))
     if not matching.pairs:
-        names = sorted(compared, key=lambda name: name not in WORK)
-        values = [(name, _values(cells_a, name), _values(cells_b, name)) for name in names]
-        disjoint = [
-            f"{name} is {listed(in_a, limit=3)} in A and {listed(in_b, limit=3)} in B"
-            for name, in_a, in_b in values
-            if not set(in_a) & set(in_b)
-        ]
-        why = clauses(disjoint, limit=1) or "no cell of A agrees with a cell of B in all settings"
-        raise BenchError(
-            f"studies {a.name} (A) and {b.name} (B) have no cell in common: {why}",
-            remedy="compare studies of the same work and sizes, or give --ignore KEY",
-        )
+        raise _nothing_in_common(a, b, compared)
     return matching
+
+
+def _nothing_in_common(a: Study, b: Study, compared: Sequence[str]) -> BenchError:
+    """Return the error for studies without matching cells; it names the settings to ignore if that helps."""
+    text = f"studies {a.name} (A) and {b.name} (B) have no cell in common"
+    remedy = "compare studies of the same work and sizes"
+    values = {name: [_values(study.settings, name) for study in (a, b)] for name in compared}
+    disjoint = [name for name, (in_a, in_b) in values.items() if not {*in_a} & {*in_b}]
+    disjoint.sort(key=lambda name: name not in WORK)
+    if not disjoint:
+        disjoint = [name for name in compared if name not in SIZES and _match_without([name], a, b, compared)]
+        why = "no cell of A agrees with a cell of B in all settings"
+        return BenchError(f"{text}: {why}", remedy=f"give --ignore {disjoint[0]}" if disjoint else remedy)
+    in_a, in_b = (listed(own, limit=2) for own in values[disjoint[0]])
+    why = f"{disjoint[0]} is {in_a} in A and {in_b} in B"
+    helps = "world_size" not in disjoint and _match_without(disjoint, a, b, compared)
+    if others := listed(disjoint[1:], limit=8 if helps else 2):
+        why += f"; {others} differ{'s' * (len(disjoint) == 2)}, too"
+    if helps:
+        remedy = (
+            f"give {'each with --ignore' if others else f'--ignore {disjoint[0]}'}, or compare the same work"
+        )
+    return BenchError(f"{text}: {why}", remedy=remedy)
+
+
+def _match_without(ignored: Collection[str], a: Study, b: Study, compared: Sequence[str]) -> bool:
+    """Return whether cells of two studies match if some settings are ignored."""
+    if {"nodes", "tasks_per_node"} & {*ignored}:
+        ignored = {*ignored, "nodes", "tasks_per_node"}
+    kept = [name for name in compared if name not in ignored]
+    try:
+        return bool(_match(a.settings, b.settings, kept, ("A", "B")).pairs)
+    except BenchError:  # two cells of one study would match
+        return False
 
 
 def match_within(study: Study, *, key: str, base: str | None = None) -> list[tuple[str, str, Matching]]:
@@ -91,9 +117,7 @@ def match_within(study: Study, *, key: str, base: str | None = None) -> list[tup
         )
     if len(values) == 1:
         varying = [other for other in names if other not in SIZES and len(_values(cells, other)) > 1]
-        reason = (
-            f"{name} is {values[0]} in every cell" if name in names else f"no cell has a setting {name!r}"
-        )
+        reason = f"{name} is {values[0]} in every cell" if name in names else f"{name!r} is not a setting"
         remedy = (
             f"settings that vary: {', '.join(varying)}"
             if varying

@@ -158,7 +158,9 @@ def parse_waits(texts: Sequence[str], *, studies: Sequence[str]) -> dict[str, fl
         try:
             seconds = 0 if duration == "0" else parse_duration_s(duration)
         except ValueError as wrong:
-            raise BenchError(f"--wait {text}: {wrong}", remedy="for no wait, write 0") from None
+            raise BenchError(
+                f"--wait {text}: {wrong}", remedy="for no wait, 0; for one study, STUDY=TIME"
+            ) from None
         found |= dict.fromkeys([name] if equals else studies, float(seconds))
     return found
 
@@ -210,13 +212,15 @@ def _estimated_waits(study: PlannedStudy, layouts: Mapping[Layout, float]) -> di
             cell = _similar_cell(study, nodes, per_node)
             size = nodes * cell.requested_gpus or nodes
             script = study.script(cell.cell_id)
-            wait_s, source, remark = scheduler.estimate(script, nodes=nodes, size=size, training_s=training_s)
+            wait_s, source, remark, refused = scheduler.estimate(
+                script, nodes=nodes, size=size, training_s=training_s
+            )
             remarks = [_one_line(remark)] if remark else []
             if own and wait_s:
                 estimate = f"Slurm's estimate of {human_duration(math.ceil(wait_s))}"
                 remarks.insert(0, f"{estimate} may include {jobs}, so the wait is not known")
                 wait_s, source = None, ""
-            found[layout] = Wait(wait_s, source, "; ".join(remarks))
+            found[layout] = Wait(wait_s, source, "; ".join(remarks), refused)
     except UnavailableError as absent:
         return dict.fromkeys(layouts, Wait(None, f"not known: {_one_line(absent.message)}"))
     return found

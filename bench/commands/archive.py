@@ -42,6 +42,8 @@ def archive_command(
     if active := sum(record.state.active for record in open_study(folder).records().values()):
         remedy = f"wait for their ends, or call `bench cancel {shown_name(folder)}`"
         raise BenchError(f"{folder.path}: {count(active, 'run')} may still write files", remedy=remedy)
+    if not any(record.state.ended for record in open_study(folder).records().values()):
+        say("warning: no run of this study has ended, so the archive has no results")
     path = output or folder.path.parent
     written = write_archive(folder, path / f"{folder.path.resolve().name}{SUFFIX}" if path.is_dir() else path)
     show(written.path)

@@ -50,16 +50,17 @@ def init_command(
         what = f"{path} is no name of a matrix, which is a .yaml file"
         raise BenchError(what, remedy="give another name, and put a --command into quotes")
     own = None if command is None else _read(command)
-    found = _partitions_of_slurm()
+    found, absent = _partitions_of_slurm()
     if found:
         defaults = _site_defaults()
         chosen = _choose(found, partition, preferred=defaults.get("partition"))
         return _write(path or Path(f"{chosen.name}.yaml"), cluster_matrix(chosen, own, inherited=defaults))
     if partition is not None:
-        what = f"no partition {partition!r}: there is no Slurm on this machine"
+        what = f"no partition {partition!r}: {absent or 'Slurm has none in service'}"
         remedy = "omit --partition, or run the command on a login node of the cluster"
         raise BenchError(what, remedy=remedy)
-    return _write(path or Path("local.yaml"), local_matrix(usable_cores(), own))
+    note = f"the matrix is for this machine: {absent or 'no partition of Slurm is in service'}"
+    return _write(path or Path("local.yaml"), local_matrix(usable_cores(), own), note=note)
 
 
 def _read(command: str) -> OwnCommand:
@@ -81,14 +82,14 @@ def _site_defaults() -> dict[str, Any]:
     return cluster or {}
 
 
-def _partitions_of_slurm() -> list[Partition]:
-    """Return the cluster's partitions, or an empty list without Slurm or without its configuration."""
+def _partitions_of_slurm() -> tuple[list[Partition], str]:
+    """Return the cluster's partitions, or else why Slurm or its configuration is missing."""
     from ..jobs.slurm.client import Slurm, SlurmMissingError
 
     try:
-        return partitions(Slurm().nodes())
-    except SlurmMissingError:
-        return []
+        return partitions(Slurm().nodes()), ""
+    except SlurmMissingError as error:
+        return [], error.message
 
 
 def _choose(found: list[Partition], name: str | None, *, preferred: str | None) -> Partition:
@@ -103,7 +104,7 @@ def _choose(found: list[Partition], name: str | None, *, preferred: str | None) 
     return by_name[name]
 
 
-def _write(path: Path, text: str) -> int:
+def _write(path: Path, text: str, *, note: str = "") -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
@@ -114,6 +115,8 @@ def _write(path: Path, text: str) -> int:
     except OSError as error:
         raise unwritable(path, error) from None
     show(path)
+    if note:
+        say(note)
     say(f"next: bench plan {path}")
     return 0
 

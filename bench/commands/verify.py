@@ -81,6 +81,8 @@ def verify_command(
         if any(verdict.record.state is RunState.FAILED for verdict in verdicts):
             folder = StudyFolder(verdicts[0].folder.path.parents[2])
             say(f"next: bench doctor {target if target and is_archive(target) else shown_name(folder)}")
+        elif len(passed) == len(verdicts) > 1:
+            say("these checks are about what was run; `bench report` judges whether the values are valid")
     if len(passed) < len(verdicts):
         return 1
     return 3 if strict and unmeasured else 0

@@ -107,11 +107,15 @@ class UncertainError(UnavailableError):
 
 
 class Estimate(NamedTuple):
-    """The expected wait in seconds (None: unknown), the source of the estimate, and a remark on it."""
+    """The expected wait in seconds (None: unknown), the source of the estimate, and a remark on it.
+
+    ``refused`` is true if the job would never start.
+    """
 
     wait_s: float | None
     source: str
     remark: str
+    refused: bool = False
 
 
 class Others(NamedTuple):

@@ -124,7 +124,7 @@ def test_advise_as_json_has_the_promised_keys(folder):
     [
         ([], "--samples is missing; give the samples per epoch: --samples 1.3M"),
         (["--samples", "lots"], "--samples: 'lots' is not a count; write a number such as 500000, 10M or 1.5B"),
-        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration; write one such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; for no wait, write 0"),
+        (["--samples", "1M", "--wait", "6"], "--wait 6: '6' is not a duration; write one such as 20m, 1h30m, 45s, or Slurm's [days-]hours:minutes:seconds; for no wait, 0; for one study, STUDY=TIME"),
         (["--samples", "1M", "--wait", "x=6h"], "--wait x=6h: no study 'x' is given; the studies are: s"),
     ],
 )  # fmt: skip

@@ -207,7 +207,7 @@ class SlurmScheduler(Scheduler):
         of_size = [f"--{name}={chosen[name]}" for name in PLACEMENT if name in chosen]
         partitions = self._partitions(requested_partition(script, of_size))
         if reason := too_many_nodes(partitions, nodes):  # the test of Slurm 26.05 does not notice this
-            return Estimate(None, "", f"Slurm would not start the job: {reason}")
+            return Estimate(None, "", f"Slurm would not start the job: {reason}", refused=True)
         limit_s = longest_limit_s(partitions) or wanted_s
         jobs, remark = math.ceil(wanted_s / limit_s), ""
         if jobs > 1:
@@ -220,7 +220,7 @@ class SlurmScheduler(Scheduler):
         try:
             starts = self.slurm.test_only(script, options=options)
         except SlurmRefusedError as refusal:
-            return Estimate(None, "", f"Slurm would not start the job: {refusal.output}")
+            return Estimate(None, "", f"Slurm would not start the job: {refusal.output}", refused=True)
         if starts is None:
             return Estimate(None, "", joined("Slurm cannot estimate the start", remark))
         answered_at = datetime.now(UTC)  # not before: a busy controller answers late, with its time then

@@ -167,6 +167,17 @@ def test_an_unknown_wait_has_no_total_unless_none_is_known(l40s, h200):
     assert "Options with an unknown queue wait have no total and are listed last" in found.notes
 
 
+def test_an_option_that_slurm_refuses_is_listed_last_and_not_recommended(l40s):
+    found = options_of({"l40s": l40s}, samples=1000, epochs=1)
+    layouts = sorted({option.layout for option in found.options})
+    for refused in ([layouts[-1]], layouts):
+        advice = rank(found, {layout: Wait(None, "", "no", refused=layout in refused) for layout in layouts})
+        assert not any(one.first for one in advice.options if one.layout in refused)
+        last = advice.options[-1]
+        assert (last.layout in refused, math.isnan(last.total_s)) == (True, True)
+    assert summary(advice) == ["No advice: Slurm would start none of the measured options."]
+
+
 def test_options_whose_interval_contains_1_are_not_distinguishable(tmp_path):
     cells = [*strong(sizes=(4,), backend="gloo"), *strong(sizes=(4,), backend="nccl")]
     study = load_study(finished(tmp_path / "s", cells, noise=0.05))

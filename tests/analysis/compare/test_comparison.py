@@ -108,11 +108,13 @@ def test_clusters_with_different_nodes_compare_if_the_layout_is_ignored(tmp_path
 @pytest.mark.parametrize(
     ("cells_a", "cells_b", "ignore", "said"),
     [
-        (with_settings(strong(), model="convnet"), with_settings(strong(), model="mlp"), [], "studies a (A) and b (B) have no cell in common: model is convnet in A and mlp in B; compare studies of the same work and sizes, or give --ignore KEY"),
+        (with_settings(strong(), model="convnet"), with_settings(strong(), model="mlp"), [], "studies a (A) and b (B) have no cell in common: model is convnet in A and mlp in B; give --ignore model, or compare the same work"),
         ([*strong(sizes=(2,)), *strong(sizes=(2,), backend="nccl")], strong(sizes=(2,)), ["backend"], "cells n2x1-gloo-srun-b32 and n2x1-nccl-srun-b32 of A agree in all compared settings, so it is not clear which of them to compare; ignore fewer settings (--ignore)"),
-        (strong(), strong(), ["colour"], "--ignore: no cell has a setting 'colour'; settings with several values: nodes, world_size, per_gpu_batch"),
+        (strong(), strong(), ["colour"], "--ignore: no cell has a setting 'colour'; allowed: nodes, world_size, per_gpu_batch"),
+        (with_settings(strong(), model="convnet", data="a"), with_settings(strong(), model="mlp", data="b"), [], "studies a (A) and b (B) have no cell in common: model is convnet in A and mlp in B; data differs, too; give each with --ignore, or compare the same work"),
+        (strong(sizes=(2,)), strong(sizes=(4,)), [], "studies a (A) and b (B) have no cell in common: nodes is 2 in A and 4 in B; world_size and per_gpu_batch differ, too; compare studies of the same work and sizes"),
     ],
-    ids=["work", "ambiguous", "unknown"],
+    ids=["work", "ambiguous", "unknown", "several", "sizes"],
 )  # fmt: skip
 def test_studies_that_do_not_match_are_an_error(tmp_path, cells_a, cells_b, ignore, said):
     a, b = study(tmp_path / "a", cells_a), study(tmp_path / "b", cells_b)
@@ -136,7 +138,7 @@ def test_a_cell_that_fails_after_the_change_is_a_regression_and_one_that_has_not
     assert not compare_studies(b, a).regression
     failing = study(tmp_path / "c", state=lambda cell, repeat: states[8])
     assert raised(BenchError, compare_studies, a, failing) == (
-        f"{tmp_path}/c: nothing to compare: no run has completed (12 ran out of memory); run it first: bench submit"
+        f"{tmp_path}/c: nothing to compare: no run has completed (12 ran out of memory); run it first: bench submit {tmp_path}/c --retry-failed"
     )
 
 
@@ -188,7 +190,7 @@ def test_every_value_of_a_setting_is_compared_with_the_base(tmp_path):
     ("key", "base", "message"),
     [
         ("nodes", None, "--by nodes: sizes cannot be compared with --by; bench report shows speedup and efficiency by size"),
-        ("colour", None, "--by colour: no cell has a setting 'colour' of study s; settings that vary: backend"),
+        ("colour", None, "--by colour: 'colour' is not a setting of study s; settings that vary: backend"),
         ("launcher", None, "--by launcher: launcher is srun in every cell of study s; settings that vary: backend"),
         ("backend", "mpi", "--base: no cell of study s has backend 'mpi'; its values are: gloo, nccl"),
     ],
