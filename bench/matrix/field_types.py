@@ -118,6 +118,8 @@ def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float, all_in: st
     near = near or difflib.get_close_matches(text.lower(), allowed, n=1, cutoff=cutoff)
     # batch_per_gpu: the same parts in another order.
     near = near or [word for word in allowed if sorted(word.split("_")) == sorted(text.split("_"))]
+    longer = [word for word in allowed if word.startswith(f"{text}_")]
+    near = near or (longer if len(longer) == 1 else [])
     words = f"allowed: {', '.join(allowed)}"
     if len(words) > _LONGEST_LIST:
         words = ("" if near else f"allowed are {', '.join(allowed[:4])} and others; ") + f"{all_in} lists all"
