@@ -419,9 +419,7 @@ def _check_tokens(matrix: Matrix, document: Document) -> None:
             )
         if "throughput" not in metrics.units and says_tokens(text):
             what = f"{short!r} says tokens, but it would be read as samples/s"
-            remedy = (
-                "add `units: {throughput: tokens/s}` (or tokens/s/GPU, samples/s) and `tokens_per_sample: N`"
-            )
+            remedy = "add `units: {throughput: tokens/s}` (or tokens/s/GPU) and `tokens_per_sample: N`"
             document.add_problem((*place, section, "throughput"), what, remedy)
 
 
