@@ -48,7 +48,9 @@ def init_command(
     """
     if path is not None and path.suffix not in (".yaml", ".yml"):
         what = f"{path} is no name of a matrix, which is a .yaml file"
-        raise BenchError(what, remedy="give another name, and put a --command into quotes")
+        program = path if path.suffix == ".py" else "train.py"
+        example = f"bench init --command 'python {program}'"
+        raise BenchError(what, remedy=f"give FILE.yaml; for your own training: {example}")
     own = None if command is None else _read(command)
     found, absent = _partitions_of_slurm()
     if found:

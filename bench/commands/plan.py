@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..archive import is_archive
 from ..cost import Cost, Costs, hint, idle_gpus, named, parse_step_times, summary, total
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
-from ..study.plan_json import PlannedStudy, open_study
+from ..study.plan_json import PlannedStudy, find_plan, open_study
 from ..terminal import (
     SHOWN_ROWS,
     print_commands,
@@ -96,7 +97,16 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
     if path != Path(matrix):
         say(f"matrix: {path}")
     plan = make_plan(path, site=find_site(site))
+    _warn_of_other_matrix(path, StudyFolder(root / plan.matrix.study))
     return plan, write_plan(plan, root)
+
+
+def _warn_of_other_matrix(path: Path, folder: StudyFolder) -> None:
+    """Print a warning if a study was planned from another file that still exists."""
+    other = folder.path / (find_plan(folder) or {}).get("matrix_file", "")
+    if other.is_file() and not other.samefile(path):
+        before = f"{path}: replaces the plan of {os.path.relpath(other)}, which has the same name of a study"
+        say(f"warning: {before}; if they are two studies, give one another `study:` name")
 
 
 def say_warnings(plan: Plan) -> None:

@@ -13,7 +13,7 @@ from ddp_scaling_bench.known_models import models_using
 from ddp_scaling_bench.known_strategies import DEFAULT as DEFAULT_STRATEGY
 from ddp_scaling_bench.known_strategies import STRATEGIES, on_hosts, strategies_using, wire_problem
 from ddp_scaling_bench.train.options import OPTIONS, device_problem
-from ddp_scaling_bench.units import count
+from ddp_scaling_bench.units import count, short_name
 
 from . import warnings
 from .cell import PER_NODE, Cell, Command, Point, shown_command, value_text
@@ -23,8 +23,10 @@ from .launchers import LaunchLine, read_launch
 from .schedulers import DEFAULT
 from .schema import BATCH_KEYS, Container, Matrix
 from .warnings import PlanWarning
-from .workload import COMMON_OPTIONS, names_in, says_flops, says_one_rank, says_tokens
+from .workload import COMMON_OPTIONS, INTERPRETER, names_in, says_flops, says_one_rank, says_tokens
 
+#: The length of a message without its place.
+LONGEST_MESSAGE = 200
 #: A text that needs no quotes in a matrix.
 _PLAIN_YAML = re.compile(r"[\w./](?:[\w@%+=,./{}' -]|:(?=\S))*")
 #: An option for a folder or a file that a program writes, and values that name neither.
@@ -178,8 +180,11 @@ def _check_launcher(point: Point, matrix: Matrix, document: Document) -> None:
         )
         return
     how = {"own": f"once per {per}"}.get(launcher, "once per rank")
-    what = f"{where} starts the command {how}, and {name} in it starts ranks again"
-    document.add_problem(place, what, f"use {' and '.join(_lines_for(launch, launcher, matrix))}")
+    what = f"{where} starts the command {how}, and {name} starts ranks again"
+    *others, line = _lines_for(launch, launcher, matrix)
+    if len(what) + len(" and ".join([*others, line])) > LONGEST_MESSAGE - len("; use "):
+        line = "the command of `bench init --command COMMAND`"
+    document.add_problem(place, what, f"use {' and '.join([*others, line])}")
 
 
 def _lines_for(launch: LaunchLine, now: str, matrix: Matrix) -> Iterator[str]:
@@ -259,7 +264,10 @@ def _check_options(point: Point, matrix: Matrix, document: Document) -> None:
         found.append(("strategy", what, "use strategy fsdp"))
     if STRATEGIES[name].one_rank and point.ranks > 1:
         what = f"strategy {name} does not exchange gradients, so it needs one rank, not {point.ranks}"
-        remedy = f"{_excluding(point, matrix, (*sizes, 'strategy'))}, or use {DEFAULT_STRATEGY}"
+        given = [matrix.axes.given.get(axis) or [1] for axis in sizes]
+        has_other = all(1 in values for values in given) or len(matrix.axes.given.get("strategy", ())) > 1
+        excluded = f"{_excluding(point, matrix, (*sizes, 'strategy'))}, or " if has_other else ""
+        remedy = f"{excluded}use {DEFAULT_STRATEGY}"
         found.append(("strategy", what, remedy))
     for option, what, remedy in found:
         document.add_problem(_place(option, matrix), what, remedy)
@@ -368,7 +376,7 @@ def check_commands(matrix: Matrix, document: Document) -> None:
         for name in names_in(words):
             if name.startswith("args.") and name not in given:
                 what = f"the command contains {{{name}}}, which is not an axis"
-                document.add_problem(place, what, f"add axes.{name}: [VALUE]")
+                document.add_problem(place, what, f"add `{name}: [VALUE]` below `axes:`")
             elif name.startswith("env.") and name.removeprefix("env.") not in env:
                 what = f"the command contains {{{name}}}, which neither cluster.env nor an axis sets"
                 known = ", ".join(sorted(env)) or "nothing"
@@ -400,21 +408,18 @@ def _check_tokens(matrix: Matrix, document: Document) -> None:
     unit = metrics.units.get("throughput", "")
     for section in ("output", "columns"):
         text = (getattr(metrics, section) or {}).get("throughput", "")
-        where = (*place, section, "throughput")
+        where, short = (*place, section, "throughput"), short_name(text)
         if says_flops(text):
-            what = f"{text!r} says that the value is one of FLOP/s, which is no throughput of samples"
+            what = f"{short!r} says that the value is one of FLOP/s, which is no throughput of samples"
             document.add_problem(where, what, "read samples/s, tokens/s or the time per step")
         if says_one_rank(text) and not unit.endswith("/GPU") and "scope" not in metrics.model_fields_set:
-            what = f"{text!r} says that the throughput is that of one rank, but it would be read as the sum"
+            what = f"{short!r} says that the throughput is that of one rank, but it would be read as the sum"
             document.add_problem(
                 where, what, f"add `units: {{throughput: {unit or 'samples/s'}/GPU}}`, or a scope"
             )
         if "throughput" not in metrics.units and says_tokens(text):
-            what = f"{text!r} says tokens, but it would be read as samples/s"
-            remedy = (
-                "add `units: {throughput: tokens/s}` (or tokens/s/GPU) and `tokens_per_sample: N`, or "
-                "`units: {throughput: samples/s}`"
-            )
+            what = f"{short!r} says tokens, but it would be read as samples/s"
+            remedy = "add `units: {throughput: tokens/s}` (or tokens/s/GPU) and `tokens_per_sample: N`"
             document.add_problem((*place, section, "throughput"), what, remedy)
 
 
@@ -510,6 +515,12 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if isinstance(container, Container) and matrix.workload.data != "synthetic" and not container.mounts:
         yield warnings.DataNotMounted(**_at(document, "workload", "data"))
     on_gpus = "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda"
+    if isinstance(container, list) and len(container) == 1:
+        yield warnings.ContainerProgram(program=container[0], **_at(document, "cluster", "container"))
+    if not (container or cluster.hosts or _commands(matrix)):
+        for folder in sorted({str(cell.workload["data"]) for cell in cells} - {"synthetic"}):
+            if not Path(folder).is_dir():
+                yield warnings.MissingData(folder=folder, **_at(document, *_place("data", matrix)))
     cores, place = cluster.cpus_per_task, _at(document, "cluster", "cpus_per_task")
     workers = max(cell.workload.get("num_workers", 0) for cell in cells)
     if on_gpus and cores in (None, 1):
@@ -524,6 +535,7 @@ def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell])
         return
     yield from _own_launches(matrix, document, cells)
     yield from _missing_scripts(matrix, document)
+    yield from _shell_variables(matrix, document)
     if sum(cell.repeats for cell in cells) > 1:
         yield from _shared_outputs(matrix, document, cells)
     named = {name for _, words in commands for name in names_in(words)}
@@ -555,6 +567,14 @@ def _missing_scripts(matrix: Matrix, document: Document) -> Iterator[PlanWarning
             scripts.setdefault(script, place)
     for script, place in scripts.items():
         yield warnings.MissingScript(script=script, **_at(document, *place))
+
+
+def _shell_variables(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
+    """Yield a warning for each variable in a command that no shell replaces."""
+    for place, words in _commands(matrix):
+        if not any(INTERPRETER.fullmatch(Path(word).name) and "python" not in word for word in words):
+            for variable in re.findall(r"\$\{?[A-Za-z_{]\w*\}*", " ".join(words)):
+                yield warnings.ShellVariable(variable=variable, **_at(document, *place))
 
 
 def _shared_outputs(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
@@ -592,8 +612,10 @@ def _own_launches(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> 
 def _ignored_settings(matrix: Matrix, document: Document, cells: Sequence[Cell]) -> Iterator[PlanWarning]:
     """Yield a warning for each setting that another one makes ineffective."""
     keys, executor = matrix.cluster.scheduler.keys, matrix.cluster.executor
+    both = sorted(_given(matrix, "workload") & _given(matrix, "axes"))
     others = sorted(matrix.cluster.model_fields_set - _FOR_ALL_EXECUTORS - keys)
     ignored = [("cluster", name, f"executor {executor}") for name in others]
+    ignored += [("workload", name, f"axes.{name}") for name in both]
     if matrix.workload.device == "cpu":
         of_gpus = ("gpu_type", "gpu_request") if "gpu_request" in keys else ()
         ignored += [("cluster", name, "device cpu") for name in of_gpus]

@@ -7,6 +7,7 @@ Duplicate keys, aliases that expand to too many values, tabs and binary data are
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +28,19 @@ _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 _WRONG_FILE = "is it the right file?"
 #: Characters of files that are no text, and line breaks of YAML 1.1 that are none in 1.2.
 _ODD_CHARACTER = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd-\uffff\x85\u2028\u2029]")
+#: Blanks that YAML does not read as such, in an indentation or after a colon.
+_ODD_BLANK = re.compile(
+    r"^(?:[ -]*|[ -]*[\w.]+:)([\u00a0\u2000-\u200b\u202f\u3000])",
+    re.MULTILINE,
+)
 _GROUP = re.compile(r"\{[^][{}]*\}|\[[^][{}]*\]")
 #: A value without quotes, which may contain braces and brackets.
 _PLAIN_VALUE = re.compile(
     rf"(?<![^\s\[{{])(?!['\"\s]|-\s)(?:(?!\s+#)[^][{{}},:]|:(?!\s)|{_GROUP.pattern})+(?=\s*(?:[],}}#]|$))"
 )
 
+#: Sections whose keys need a value; below `cluster`, `qos:` without a value replaces that of the site file.
+_NOT_BLANK = (("axes",), ("workload",))
 #: The path of a value in a document, such as ("axes", "nodes", 2).
 Place = tuple[str | int, ...]
 
@@ -47,8 +55,9 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
     (re.compile(r"(?:null|Null|NULL|~|)"), lambda text: None),
     (re.compile(r"(?:true|True|TRUE)"), lambda text: True),
     (re.compile(r"(?:false|False|FALSE)"), lambda text: False),
-    (re.compile(r"[-+]?[0-9]{1,400}"), int),
-    (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
+    # Unlike in YAML 1.2, 0123 is a text, because the zero of an account's name counts.
+    (re.compile(r"[-+]?(?:0|[1-9][0-9]{0,399})"), int),
+    (re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"), float),
     (re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
 )
 
@@ -96,6 +105,18 @@ class Document:
         while place and place not in self.lines:
             place = place[:-1]
         return self.lines.get(place, 1)
+
+    def value(self, place: Place) -> Any:
+        """Return the value at ``place``, or None if the file has no such place."""
+        content = self.content
+        for part in place:
+            is_there = (
+                part in content
+                if isinstance(content, dict)
+                else isinstance(content, list) and type(part) is int
+            )
+            content = content[part] if is_there else None
+        return content
 
     def location(self, place: Place) -> str:
         """Return ``PATH:LINE`` of ``place``."""
@@ -167,33 +188,109 @@ def _read_text(path: Path) -> str:
         code = f"{ord(odd[0]):04X}"
         what = f"contains the character U+{code}, which some YAML readers treat as a line break"
         raise _rejection(path, line, what, f'remove it, or write it as "\\u{code}" in double quotes')
+    if blank := _ODD_BLANK.search(text):
+        line, code = text.count("\n", 0, blank.end()) + 1, f"{ord(blank[1]):04X}"
+        what = f"contains the character U+{code}, a blank that YAML does not accept"
+        raise _rejection(path, line, what, "replace it by a normal blank")
     return text
 
 
 def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
-    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    start: Any = getattr(error, "context_mark", None)
+    mark: Any = getattr(error, "problem_mark", None) or start
+    lines = text.splitlines()
     what = getattr(error, "problem", None) or str(error)
-    line = "".join(text.splitlines()[mark.line : mark.line + 1]) if mark else ""
+    number = mark.line + 1 if mark else None
+    line = "".join(lines[mark.line : number]) if mark else ""
     message = f"not valid YAML: {what}"
     remedy = "check indentation, brackets and quotes here and in the line above"
     if re.match(r"\s*\t", line) or "\\t" in what:
-        message, remedy = "the line is indented with a tab", "indent with spaces"
+        message, remedy = "the line contains a tab", "write blanks instead"
     elif "another document" in what or "single document" in what:
         message, remedy = "contains more than one YAML document", "keep one matrix per file (no second '---')"
-    elif "undefined alias" in what:
+    elif "undefined alias" in what or "expected alphabetic or numeric" in what:
         remedy = "define it earlier in the file with '&name', or quote a value that begins with '*'"
-    elif mark and what in _AFTER_GLUED and (glued := _without_blank(text.splitlines()[: mark.line + 1])):
-        number, key, value = glued
-        message, remedy = f"'{key}:{value}' has no blank after the colon", f"write {key}: {value}"
-        return Problem(str(path), number, message, remedy)
+    elif mark and what in _AFTER_MISTAKE and (found := _mistake_before(lines[:number], mark.column)):
+        return Problem(str(path), *found)
     elif value := _mixed_value(line[:1000]):
         message = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]"
         remedy = "write '{}'".format(value.replace("'", "''"))
-    return Problem(str(path), mark.line + 1 if mark else None, message, remedy)
+    elif start and (
+        "end of stream" in what or (what.startswith("expected ',' or") and start.line < mark.line)
+    ):
+        number, message = start.line + 1, f"the {text[start.index]} in this line is not closed"
+        remedy = (
+            "close it" if "end of stream" in what else f"close it, or add a comma before line {mark.line + 1}"
+        )
+    elif mark:
+        word = "".join(line[mark.column :].split()[:1])[:40]
+        message, remedy = _in_plain_words(what, word, is_first=not line[: mark.column].strip(" -")) or (
+            message,
+            remedy,
+        )
+    return Problem(str(path), number, message, remedy)
 
 
-#: What PyYAML says at the line below a key without a blank after its colon.
-_AFTER_GLUED = ("mapping values are not allowed here", "could not find expected ':'")
+def _in_plain_words(what: str, word: str, *, is_first: bool) -> tuple[str, str] | None:
+    """Return message and remedy for an error of the parser at a word, which may be the first of its line."""
+    if what.startswith("expected <block end>"):
+        if is_first:
+            remedy = "begin all keys of a section, or of an entry, in the same column"
+            return "the line is not indented like the lines above", remedy
+        return f"{word!r} follows a complete value", "remove it, or put the whole value into quotes"
+    if what.startswith("expected ',' or"):
+        if word[:1] in "]}":
+            return f"{word[:1]!r} does not fit the brackets before it", "correct or remove it"
+        return f"a comma or a closing bracket is missing before {word!r}", "add it"
+    if what.startswith("expected the node content"):
+        return f"a value is missing before {word!r}", f"add it, or remove {word[:1]!r}"
+    if "cannot start any token" in what:
+        return f"a text needs quotes if it begins with {word[:1]!r}", f"write '{word.rstrip(',]}')}'"
+    if "escape character" in what:
+        return "double quotes allow no such \\", "put the text into single quotes"
+    return None
+
+
+#: What PyYAML says behind a key or a value that is wrong.
+_AFTER_MISTAKE = ("mapping values are not allowed here", "could not find expected ':'")
+
+
+def _mistake_before(lines: list[str], column: int) -> tuple[int, str, str] | None:
+    """Return line, message and remedy of a mistake that the parser reports at the last of ``lines``."""
+    if glued := _without_blank(lines):
+        number, key, value = glued
+        return number, f"'{key}:{value}' has no blank after the colon", f"write {key}: {value}"
+    above = [at for at, line in enumerate(lines[:-1], start=1) if line.strip() and line.strip()[0] != "#"]
+    for number in (len(lines), *above[-1:]):
+        code = re.split(r"\s#", lines[number - 1])[0]
+        if dash := re.match(r"\s*-([^\s-].*)", code):
+            return number, "there is no blank after the dash", f"write - {dash[1][:60]}"
+        odd = next((one for one in code if ord(one) > 127 and unicodedata.category(one)[0] == "P"), "")
+        if odd:
+            return number, f"{odd!r} has no meaning in YAML", "write : , - or a quote as on a keyboard"
+    if re.search(r":\s", lines[-1][:column]):
+        return len(lines), "a text that contains ': ' needs quotes", "put the whole text into quotes"
+    if above:
+        text = lines[above[-1] - 1].strip()
+        if not re.search(r":(\s|$)", text) and not text.startswith("- "):
+            parts = re.fullmatch(r"([A-Za-z_][\w.]*)\s*[=\s]\s*(\S.{,60})|([A-Za-z_][\w.]*)", text)
+            example = parts and (f"{parts[3]}:" if parts[3] else f"{parts[1]}: {parts[2]}")
+            return (
+                above[-1],
+                f"{text[:40]!r} has no colon",
+                f"write {example or 'KEY: VALUE, or # before a comment'}",
+            )
+        if re.search(r":\s+[^#\s]", text) and _indent(lines[-1]) > _indent(lines[above[-1] - 1]):
+            return (
+                len(lines),
+                "the line is indented deeper than the line above",
+                "begin both in the same column",
+            )
+    return None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _without_blank(lines: list[str]) -> tuple[int, str, str] | None:
@@ -208,8 +305,12 @@ def _without_blank(lines: list[str]) -> tuple[int, str, str] | None:
 
 def _mixed_value(line: str) -> str:
     """Return the first value in a line that mixes text with braces or brackets without quotes, or ``""``."""
-    values = (found[0].strip() for found in _PLAIN_VALUE.finditer(line))
-    return next((one for one in values if _GROUP.search(one) and not _GROUP.fullmatch(one)), "")
+    for found in _PLAIN_VALUE.finditer(line):
+        value = found[0].strip()
+        if _GROUP.search(value) and not _GROUP.fullmatch(value):
+            before = re.search(r":\s+([^][{}:,'\"]+:\s+)$", line[: found.start()])  # speed: ([0-9]+)
+            return (before[1] if before else "") + value
+    return ""
 
 
 class _Builder:
@@ -233,9 +334,14 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*place, i), depth + 1) for i, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
-        value, is_argument = self._scalar(node), any(str(part).startswith("args.") for part in place)
-        # Arguments of a command are text: 1e-3 and true as they are written.
-        return str(node.value) if is_argument and isinstance(value, bool | int | float) else value
+        value = self._scalar(node)
+        is_argument = any(str(part).startswith("args.") for part in place)
+        is_variable = place[:2] == ("cluster", "env") or any(str(part).startswith("env.") for part in place)
+        # Arguments of a command are text: 1e-3 and true as they are written. So are numbers of variables.
+        is_text = isinstance(value, int | float) and (
+            is_argument or (is_variable and not isinstance(value, bool))
+        )
+        return str(node.value) if is_text else value
 
     def _mapping(self, node: yaml.MappingNode, place: Place, depth: int) -> Any:
         """Return a mapping, or a text if the braces are part of one (``{name}``)."""
@@ -267,7 +373,16 @@ class _Builder:
                 self.document.add_problem(line, what, "quote it if it is a name")
             elif key in content:
                 what = f"key '{key}' is given twice (first in line {self.document.line((*place, key))})"
-                self.document.add_problem(line, what, "keep only one of these lines")
+                is_group = isinstance(value_node, yaml.CollectionNode)
+                remedy = "merge both into one" if is_group else "keep only one of them"
+                self.document.add_problem(line, what, remedy)
+            elif (
+                place[:1] in _NOT_BLANK
+                and isinstance(value_node, yaml.ScalarNode)
+                and not (value_node.value or value_node.style)
+            ):
+                what = f"{'.'.join(map(str, (*place, key)))} has no value"
+                self.document.add_problem(line, what, "add one, or remove the key")
             else:
                 self.document.lines[(*place, key)] = line
                 content[key] = self.build(value_node, (*place, key), depth + 1)

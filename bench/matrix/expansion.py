@@ -201,7 +201,8 @@ class _Enumeration:
                 self.document.add_problem((section, index, key), what, f"use {self.matrix.size_axis}")
             if key.startswith("args.") and key not in self.axes:
                 what = f"{section}[{index}].{key} is not an axis"
-                self.document.add_problem((section, index, key), what, f"add axes.{key}, or correct the name")
+                remedy = f"add `{key}: [VALUE]` below `axes:`, or correct the name"
+                self.document.add_problem((section, index, key), what, remedy)
             if key == "command":
                 value = variant_of(value, self.axes.get("command", [])) or value
             entry[axis] = value
@@ -269,7 +270,8 @@ class _Enumeration:
         batches = [batch for batch in self.batches if mode in (None, batch[0])]
         if not batches:
             what = f"include[{index}]: scaling has no batch of mode {mode}"
-            self.document.add_problem(place, what, "add global_batch or per_gpu_batch to the entry")
+            key = next(key for key, own in BATCH_KEYS.items() if mode in (None, own))
+            self.document.add_problem(place, what, f"add {key} to the entry")
         return batches
 
 

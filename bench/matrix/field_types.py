@@ -33,6 +33,19 @@ MAX_BATCH = 10**9
 
 #: Words that people write instead of words of the matrix.
 _SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes", "time": "time_limit"}
+_SYNONYMS |= {"devices": "gpus_per_node", "tensor_parallel": "model_parallel", "name": "study"}
+_SYNONYMS |= {"queue": "partition", "walltime": "time_limit", "project": "account", "scheduler": "executor"}
+_SYNONYMS |= {
+    "lr": "learning_rate",
+    "optim": "optimizer",
+    "gradient_checkpointing": "activation_checkpointing",
+}
+_SYNONYMS |= dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "grad_accum")
+_SYNONYMS |= dict.fromkeys(("steps", "max_steps", "num_steps"), "steps_per_epoch")
+_SYNONYMS |= {"num_train_epochs": "epochs", "dataloader_num_workers": "num_workers"}
+_SYNONYMS |= dict.fromkeys(("cmd", "script"), "command")
+_SYNONYMS |= dict.fromkeys(("module", "modules", "conda_env"), "setup")
+_SYNONYMS |= {"32": "fp32", "16": "fp16"}
 _SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
 _SYNONYMS |= {"zero3": "fsdp", "full_shard": "fsdp", "zero2": "fsdp-keep", "shard_grad_op": "fsdp-keep"}
 _SYNONYMS |= {
@@ -99,10 +112,14 @@ def did_you_mean(text: str, allowed: Sequence[str], *, cutoff: float, all_in: st
 
     ``all_in`` is the document that lists many words.
     """
-    synonym = synonym_of(text)
-    near = [synonym] if synonym in allowed else difflib.get_close_matches(text, allowed, n=1, cutoff=cutoff)
+    same = [word for word in allowed if word.lower() == text.lower()]
+    synonym = synonym_of(re.sub(r"^torch\.|-(?:mixed|true)$", "", text))  # bf16-mixed: as Lightning names it
+    near = same or [synonym] * (synonym in allowed)
+    near = near or difflib.get_close_matches(text.lower(), allowed, n=1, cutoff=cutoff)
     # batch_per_gpu: the same parts in another order.
     near = near or [word for word in allowed if sorted(word.split("_")) == sorted(text.split("_"))]
+    longer = [word for word in allowed if word.startswith(f"{text}_")]
+    near = near or (longer if len(longer) == 1 else [])
     words = f"allowed: {', '.join(allowed)}"
     if len(words) > _LONGEST_LIST:
         words = ("" if near else f"allowed are {', '.join(allowed[:4])} and others; ") + f"{all_in} lists all"
@@ -186,6 +203,8 @@ def _check_ranks_per_node(value: Any) -> Any:
     """Check a number, or a list with one number per node."""
     numbers = value if isinstance(value, list) else [value]
     for number in numbers:
+        if number == "cores":
+            raise ValueError("cores stands for a list; write it without [ ] as `tasks_per_node: cores`")
         if isinstance(number, bool) or not isinstance(number, int):
             is_quoted = isinstance(number, str) and number.isdecimal()
             remedy = (
@@ -335,6 +354,30 @@ _OWN_SRUN_OPTIONS = {
 }
 
 
+def _directive_value(value: str) -> str:
+    """Return ``value``; raise ValueError if it cannot follow an option in an #SBATCH line."""
+    if value == "None":
+        raise ValueError("None is a word in YAML; write null, or remove the key")
+    if _DIRECTIVE_VALUE.pattern.fullmatch(value):
+        return value
+    if written := re.fullmatch(r"--?[A-Za-z][\w-]*(?:=|\s+)(\S+)", value.strip()):
+        raise ValueError(f"{value!r} is an option with its value; write only {written[1]}")
+    if "$" in value:
+        raise ValueError(f"{value!r} contains a variable, which is not replaced here; write its value")
+    if _DIRECTIVE_VALUE.pattern.fullmatch(value.replace(" ", "")):
+        raise ValueError(f"{value!r} contains a blank; write the value of sbatch without blanks")
+    return _DIRECTIVE_VALUE.check(value)
+
+
+def option_of_sbatch(key: str) -> str:
+    """Return what to write instead of a key of `cluster` that may be an option of sbatch."""
+    name = key.replace("_", "-")
+    remedy = next((own for names, own in _OWN_DIRECTIVES.items() if name in names.split()), "")
+    if remedy:
+        return remedy if remedy.startswith("use ") else f"remove it: {remedy}"
+    return f'for an option of sbatch, write `directives: ["--{name}=VALUE"]`; docs/matrix.md lists all keys'
+
+
 def _own_option(word: str, table: Mapping[str, str], flags: str) -> str | None:
     """Return the remedy in ``table`` for the option ``word``, or None if the option is not listed.
 
@@ -388,6 +431,8 @@ _SWITCHES = Form(
 def _check_srun_word(word: str) -> str:
     if not word.startswith("-"):
         raise ValueError(f"{word!r} is not an option of srun; write options and values as --name=value")
+    if re.fullmatch(r"--?[A-Za-z][\w-]*\s+\S+", word):
+        raise ValueError(f"{word!r} is more than one word; write options and values as --name=value")
     _SRUN_WORD.check(word)
     if remedy := _own_option(word, _OWN_SRUN_OPTIONS, _SRUN_FLAGS):
         raise ValueError(f"{word!r} would override a setting of the plan; {remedy}")
@@ -405,8 +450,16 @@ _MEMORY = Form(
     "a number of MB, or with a unit K, M, G or T: 64G",
 )
 
-DirectiveValue = Annotated[str, AfterValidator(_DIRECTIVE_VALUE.check)]
-Memory = Annotated[str, AfterValidator(_MEMORY.check)]
+
+def _memory(value: Any) -> Any:
+    """Convert 0, which is all memory, to text; reject another number without a unit."""
+    if type(value) is int and value > 0:
+        raise ValueError(f"{value} has no unit (Slurm would read MB); write {value}G or {value}M")
+    return "0" if value == 0 and type(value) is int else value
+
+
+DirectiveValue = Annotated[str, AfterValidator(_directive_value)]
+Memory = Annotated[str, BeforeValidator(_memory), AfterValidator(_MEMORY.check)]
 DirectiveLine = Annotated[str, AfterValidator(_check_directive_line)]
 SrunWord = Annotated[str, AfterValidator(_check_srun_word)]
 Switches = Annotated[

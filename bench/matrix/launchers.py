@@ -149,6 +149,7 @@ LAUNCHERS = (
         ("job",),
         refusal="it submits a job to another cluster, which has resources and time of its own",
     ),
+    Launcher("sbatch", "sbatch|salloc", ("job",), refusal="it requests a job of its own beside the run's"),
     Launcher(  # srun(1); options that rarely start a training are not listed
         "srun",
         "srun",

@@ -18,10 +18,12 @@ from pydantic import (
     ConfigDict,
     Field,
     GetJsonSchemaHandler,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
     create_model,
+    field_validator,
     model_validator,
 )
 
@@ -77,6 +79,10 @@ else:
 
 def _check_setup_line(value: str) -> str:
     """Reject a set-up line that would continue on the next line (open quote or final backslash)."""
+    if value.startswith("#SBATCH"):
+        raise ValueError(
+            f"{value!r} is a comment there; write the option as a key of cluster, or in directives"
+        )
     split_line(value, kind="a complete shell line")
     return value
 
@@ -115,6 +121,13 @@ Duration = Annotated[
 ]
 
 
+def _check_one_word(value: str) -> str:
+    """Reject several options of a container's runtime in one entry."""
+    if re.match(r"-[\w-]*\s", value):
+        raise ValueError(f"{value!r} is more than one word; write each word as an entry, or --name=value")
+    return value
+
+
 class Container(Section):
     """The container in which the ranks run."""
 
@@ -124,7 +137,7 @@ class Container(Section):
     """An image file, or a URI that the runtime supports."""
     mounts: list[Line] = Field(default=[])
     """Bind mounts in the syntax of the runtime (`/scratch:/scratch`)."""
-    options: list[Line] = Field(default=[])
+    options: list[Annotated[Line, AfterValidator(_check_one_word)]] = Field(default=[])
     """Further options for the runtime, one word each (`--cleanenv`)."""
 
 
@@ -228,13 +241,15 @@ class Cluster(Section):
     env_from: list[EnvName] = Field(default=[])
     """Names of variables that pass from the shell of `bench submit` to the job, with the values there."""
 
-    @model_validator(mode="after")
-    def _check_env_from(self) -> Cluster:
-        for name in self.env_from:
-            if name in self.env or self.env_from.count(name) > 1:
-                where = "in env_from and in env" if name in self.env else "twice in env_from"
+    @field_validator("env_from")
+    @classmethod
+    def _check_env_from(cls, names: list[str], info: ValidationInfo) -> list[str]:
+        env = info.data.get("env", {})
+        for name in names:
+            if name in env or names.count(name) > 1:
+                where = "in env_from and in env" if name in env else "twice in env_from"
                 raise ValueError(f"{name} is {where}; keep one of them")
-        return self
+        return names
 
     def at(self, size: int) -> Cluster:
         """Return the settings for a run that requests ``size`` GPUs (``size`` nodes on device cpu)."""
@@ -254,7 +269,8 @@ class Cluster(Section):
 
 def _check_max_running(value: Any) -> Any:
     if value != 1 or isinstance(value, bool):
-        raise ValueError(f"{value!r} is not possible; write 1 for one job after another, or remove the key")
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise ValueError(f"{shown} is not possible; write 1 for one job after another, or remove the key")
     return value
 
 
@@ -294,7 +310,8 @@ class Scaling(Section):
         if len(given) != 1 or given[0] not in allowed:
             example = f"{allowed[0]}: [{352 if self.mode == 'strong' else 22}]"
             found = " and ".join(given) or "nothing"
-            raise ValueError(f"mode {self.mode} needs one batch, such as {example}; given: {found}")
+            remedy = "; write one entry for each batch" if len(given) > 1 else ""
+            raise ValueError(f"mode {self.mode} needs one batch, such as {example}; given: {found}{remedy}")
         return self
 
     @property
@@ -442,7 +459,8 @@ class _TargetBase(_KeysAndText):
         limits = [name for name in LIMITS if name in self.given]
         if len(limits) != 1:
             found = " and ".join(limits) or "nothing"
-            raise ValueError(f"a target needs exactly one of {', '.join(LIMITS)}; given: {found}")
+            remedy = "; write one entry for each" if limits else ""
+            raise ValueError(f"a target needs exactly one of {', '.join(LIMITS)}; given: {found}{remedy}")
         for key, owner in (("of", "share"), ("unit", "throughput_per_gpu")):
             if key in self.given and limits != [owner]:
                 raise ValueError(f"`{key}` is for {owner} only; remove it")

@@ -84,6 +84,30 @@ class DataNotMounted(PlanWarning, kind="data-not-mounted"):
     message = "the container sees workload.data only if cluster.container.mounts binds it"
 
 
+class MissingData(PlanWarning, kind="missing-data"):
+    """The folder of the data is not on this machine."""
+
+    folder: str
+
+    def _message(self) -> str:
+        return (
+            f"the folder {self.folder} of workload.data does not exist here; give one with inputs.pt and "
+            "targets.pt that every node can read, or write data: synthetic"
+        )
+
+
+class ContainerProgram(PlanWarning, kind="container-program"):
+    """A container that is one word, which is started as a program."""
+
+    program: str
+
+    def _message(self) -> str:
+        return (
+            f"{self.program} is started as a program, with the training as its arguments; if it is an image, "
+            f"write container: {{runtime: apptainer, image: {self.program}}}"
+        )
+
+
 class SharedNodes(PlanWarning, kind="shared-nodes"):
     """Jobs of others can run on the nodes of a run, of some ``cells`` or of all."""
 
@@ -210,6 +234,18 @@ class SharedOutput(PlanWarning, kind="shared-output"):
         )
 
 
+class ShellVariable(PlanWarning, kind="shell-variable"):
+    """A command contains a variable, which no shell replaces."""
+
+    variable: str
+
+    def _message(self) -> str:
+        return (
+            f"{self.variable} is passed literally, because no shell reads the command; write a placeholder "
+            "such as {per_gpu_batch}, or bash -c and the command in quotes"
+        )
+
+
 class MissingScript(PlanWarning, kind="missing-script"):
     """A command names a script that does not exist in the folder from which jobs start."""
 
@@ -231,7 +267,8 @@ class UnusedExclusion(PlanWarning, kind="unused-exclusion"):
     index: int
 
     def _message(self) -> str:
-        return f"exclude[{self.index}] matches no cell and has no effect"
+        remedy = "compare its values with those of axes and scaling, or remove it"
+        return f"exclude[{self.index}] matches no cell and has no effect; {remedy}"
 
 
 class UnusedTarget(PlanWarning, kind="unused-target"):
@@ -247,7 +284,10 @@ class UnusedTarget(PlanWarning, kind="unused-target"):
     def _message(self) -> str:
         about = f" for {self.cells}" if self.cells else ""
         matched = "only smallest sizes, whose efficiency is 1 by definition" if self.only_base else "no cell"
-        return f"the target of {self.limited}{about} matches {matched}, so it is never met"
+        what = f"the target of {self.limited}{about} matches {matched}, so it is never met"
+        return (
+            f"{what}; name {'larger sizes' if self.only_base else 'values that the plan has'}, or remove it"
+        )
 
 
 class NotInCommand(PlanWarning, kind="not-in-command"):

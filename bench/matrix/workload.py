@@ -208,6 +208,14 @@ def task_words(words: Sequence[str]) -> list[str]:
 
 def command_words(text: str) -> list[str]:
     """Split a command into words as a shell does; raise ValueError if only a shell could execute it."""
+    text = re.sub(r"\\\n|(?<!\S)\\ ", " ", text)  # a line that goes on: YAML may have joined it to the next
+    if following := next(
+        (line for line in text.strip().split("\n")[1:] if not re.match(r"\s*(?:-|\{|$)", line)), ""
+    ):
+        remedy = "put lines before the program into cluster.setup, or write one line"
+        raise ValueError(
+            f"{following.strip()[:40]!r} is a line of its own, but a command is one line; {remedy}"
+        )
     words = shell_words(text)
     if operators := [word for word in words if re.fullmatch(r"\d?[&|;<>]+\d?|.*;", word)]:
         remedy = "put it into a script, or lines such as cd into cluster.setup (a list of words is literal)"
@@ -218,6 +226,14 @@ def command_words(text: str) -> list[str]:
 def _check_command(words: list[str]) -> list[str]:
     if not words or not words[0]:
         raise ValueError("the command is empty; write a command such as `python train.py`")
+    if assigned := re.match(r"[A-Za-z_]\w*(?==)", words[0]):
+        remedy = "set it in cluster.env, or begin with env"
+        raise ValueError(f"{assigned[0]} is set before the program, which only a shell can do; {remedy}")
+    if re.match(r"[^/\s]+\s", words[0]):
+        remedy = f"write {words[0]!r} without a list" + ", or several commands in axes.command" * (
+            len(words) > 1
+        )
+        raise ValueError(f"the list has a whole command as one word; {remedy}")
     if words[0].endswith(".py") and "/" not in words[0]:
         remedy = f"write python {words[0]}, or ./{words[0]} if it is executable"
         raise ValueError(f"{words[0]!r} is a Python file without its interpreter; {remedy}")
@@ -230,9 +246,8 @@ def _check_command(words: list[str]) -> list[str]:
                 _check_name(name)
                 if _FREE_TEXT.fullmatch(name) and at in code:
                     raise ValueError(
-                        f"{code[at]} would execute the value of {{{name}}} as code, because it is part "
-                        f"of {word!r}; pass it as a separate word after the code ($1), or put the code into "
-                        "a file"
+                        f"{code[at]} would execute the value of {{{name}}} as code; pass it as a separate "
+                        "word after the code ($1), or put the code into a file"
                     )
     return words
 
@@ -370,6 +385,8 @@ def _check_pattern(text: str) -> str:
 def _check_path(text: str) -> str:
     if "\0" in text or "\n" in text:
         raise ValueError(f"{text!r} is not a path")
+    if "{" in text:
+        raise ValueError(f"{text!r} has a placeholder; write only the path below the run's folder")
     if text.startswith("/") or ".." in text.split("/"):
         raise ValueError(f"{text!r} is not in the run's folder; give a path relative to this folder")
     return text
@@ -468,7 +485,8 @@ class Metrics(Section):
 def _source_from_text(value: Any) -> Any:
     if isinstance(value, str):
         if value not in ("recorder", "none"):
-            raise ValueError(f"{value!r} is not a source of metrics; allowed: recorder, none, or a mapping")
+            form = "a mapping such as {output: {throughput: 'speed: ([0-9.]+)'}}"
+            raise ValueError(f"{value!r} is not a source of metrics; allowed: recorder, none, or {form}")
         return {"source": value}
     return value
 

@@ -1,6 +1,7 @@
 """Verdicts on sizes: tables with the right answers, a second computation of P, and simulated studies."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +131,8 @@ def test_the_number_of_runs_that_decide_is_a_range() -> None:
     rows = rows_of(strong({1: around(100, 0.05), 2: around(161, 0.05)}))
     verdict = decide(rows).verdicts[1]
     assert "perhaps over 100" in what_decides(verdict, rows[1])
+    verdict = replace(verdict, more_runs=(1, 1))
+    assert what_decides(verdict, rows[1]) == "about 1 more run each on 2 ranks and on 1 rank"
 
 
 def test_texts_of_efficiency_and_probability() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.matrix.launchers import LAUNCHERS, read_launch
+from bench.matrix.own_command import read_command
 from bench.matrix.workload import command_values, filled_words, shell_word
 from bench.plan import make_plan, scripts, write_plan
 from bench.study.plan_json import open_study
@@ -168,8 +169,10 @@ def test_a_launcher_of_the_command_keeps_its_words(command, words, launcher, tmp
         plan_with(tmp_path, lines)
     (problem,) = raised.value.problems
     assert "starts ranks again" in problem.message
+    assert len(f"{problem.message}; {problem.remedy}") <= 200
     for line in re.findall(r"`(.*?)`", problem.remedy):
-        lines |= yaml.safe_load(line)
+        is_written_by_init = line.startswith("bench init")
+        lines |= {"command": read_command(command).words} if is_written_by_init else yaml.safe_load(line)
     if per == "node":
         lines.pop("command_per", None)
     plan = plan_with(tmp_path, lines)

@@ -149,7 +149,7 @@ def test_each_mistake_gets_its_message(tmp_path):
             make_plan(matrix)
         assert caught.value.exit_code == 2
         found = [message.removeprefix(f"{matrix}:") for message in str(caught.value).splitlines()]
-        assert [text for text in found if len(text) > 200 and "`command: " not in text] == []
+        assert [text for text in found if len(text) > 200] == []
         assert len(found) == len(expected), path.stem
         for message, text in zip(found, expected, strict=True):
             start = text.removesuffix("...")
@@ -175,7 +175,7 @@ def test_every_key_and_item_has_its_line_and_words_with_a_special_meaning_in_yam
     assert document.line(("b", "c", 9)) == 3, "a missing value has the line of the value around it"
     text = "on: yes\ntime: 20:00\noctal: 010\ndate: 2026-11-20\nhex: 0x10\nquoted: '5'\nnothing:\nflag: true\nf: 1e3\n"
     texts = {"on": "yes", "time": "20:00", "date": "2026-11-20", "hex": "0x10", "quoted": "5"}
-    others = {"octal": 10, "nothing": None, "flag": True, "f": 1000.0}
+    others = {"octal": "010", "nothing": None, "flag": True, "f": 1000.0}
     assert read_document(write(tmp_path, text)).content == texts | others
     text = "base: &b {x: 1, y: 2}\nown:\n  <<: *b\n  y: 3\n"
     assert read_document(write(tmp_path, text)).content["own"] == {"x": 1, "y": 3}, "own keys win"

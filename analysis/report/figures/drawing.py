@@ -203,8 +203,9 @@ class Drawing:
 
     @property
     def markup(self) -> str:
-        """The SVG element for the page, whose colours are those of the theme."""
-        element = self.svg[self.svg.index("<svg") :]
+        """The SVG element for the page, whose colours are those of the theme, without what the page has."""
+        element = re.sub(r"(?s)<metadata>.*</metadata>", "", self.svg[self.svg.index("<svg") :])
+        element = re.sub(r'<g id="[^"]*"', "<g", element)  # other figures have the same names
         element = re.sub(r'fill="(#\w{6})"', r'style="fill: \1"', element)  # an attribute has no variables
         return re.sub(r"(?<=: )#\w{6}", lambda colour: _VARIABLES.get(colour[0], colour[0]), element)
 
@@ -264,6 +265,7 @@ def _style() -> Any:
         "lines.linewidth": 1.2,
         "lines.markersize": 4.8,
         "lines.solid_capstyle": "round",
+        "path.simplify": False,  # it removes lines without length, which are dots
         "hatch.color": Colour.SURFACE,
         "hatch.linewidth": 0.8,
         "grid.color": Colour.GRID,

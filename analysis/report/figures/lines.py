@@ -183,8 +183,9 @@ def draw_lines(axes: Axes, *, lines: Lines, scale: Scale) -> None:
         axes.plot(*_columns(_joined(curves)), zorder=2, **style)
         valid = [point for point in points if point.valid]
         if runs := [(point.gpus, value) for point in valid for value in point.runs]:
-            hollow: dict[str, Any] = {"color": colour, "markerfacecolor": "none", "markersize": 3.2}
-            axes.plot(*_columns(runs), "o", alpha=0.75, zorder=3, **hollow)
+            # Lines without length, with round ends: one path instead of an element for each run.
+            dots = _joined([(run, run) for run in runs])
+            axes.plot(*_columns(dots), color=colour, linewidth=3.2, alpha=0.45, zorder=3)
         if bounded := [point for point in valid if point.bounded]:
             ends = [(min(one.low, one.value), max(one.high, one.value)) for one in bounded]
             bars = [[(one.gpus, end) for end in own] for one, own in zip(bounded, ends, strict=True)]

@@ -184,7 +184,7 @@ def grid_page(grid_study: Path, report_svg: Callable[[Path], Path]) -> Path:
     return report_svg(grid_study)
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 1200, 390])
 def test_every_look_fits_and_can_be_read(visit, full_study, page_file, grid_page, width):
     most = full_study / "report/index.html"
     for file in (grid_page, page_file, most):

@@ -236,6 +236,8 @@ def test_a_size_of_a_table_without_batches_is_recommended(
     content = json.loads(run_report(str(table), "--json").stdout)
     assert [one["gpus"] for one in content["recommended"]] == [2]
     assert [one["verdict"] for one in content["verdicts"]] == ["baseline", "efficient"]
+    page = (tmp_path / "t-report" / "index.html").read_text()
+    assert ("to train 1M tokens" in page) == (column == "tokens/s")
 
 
 def test_a_label_that_contradicts_the_batches_is_overruled_with_a_reason(analysed: Report) -> None:
