@@ -67,6 +67,8 @@ _FOREIGN_KEYS = {
 _SIZES = re.compile(r"nodes|\w+_per_node|model_parallel|\w*batch")
 #: A variable as a shell sets it.
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?([A-Za-z_]\w*)=.*")
+#: Entries of lists at the top level.
+_ENTRIES = {"scaling": "{mode: strong, global_batch: [352]}", "targets": "efficiency: 0.8"}
 #: Remedies for required keys that are missing.
 _EXAMPLES = {
     "scaling": "add `scaling: [{mode: strong, global_batch: [352]}]`, or mode weak with per_gpu_batch",
@@ -135,8 +137,8 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
         remedy = "remove the quotes"
     elif isinstance(value, str) and (share := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*%\s*", value)):
         remedy = f"write {float(share[1]) / 100:g}"
-    elif place == ("scaling",):
-        remedy = "begin each entry with a dash: - {mode: strong, global_batch: [352]}"
+    elif len(place) == 1 + isinstance(place[-1], int) and (entry := _ENTRIES.get(str(place[0]))):
+        remedy = f"begin each entry with a dash: - {entry}"
     elif kind == "list_type" and isinstance(value, str) and _SIZES.fullmatch(str(place[-1])):
         numbers = re.split(r"[,;\s]+", value.strip())
         is_list = all(re.fullmatch(r"[1-9][0-9]*", number) for number in numbers)
@@ -150,6 +152,11 @@ def _message(finding: Any, place: Place, root: type[BaseModel]) -> tuple[str, st
     if place[0] == "workload" and len(place) > 1 and isinstance(value, list):
         remedy = "to compare values, write the list below `axes:`"
     return f"{name} {what}", remedy
+
+
+def finding_in_words(finding: Any, root: type[BaseModel]) -> str:
+    """Return a finding of pydantic, and its remedy, in words."""
+    return "; ".join(filter(None, _message(finding, _place(finding), root)))
 
 
 def _first(value: Any) -> Any:
@@ -169,7 +176,7 @@ def _unknown_key(place: Place, value: Any, root: type[BaseModel]) -> tuple[str, 
             remedy = f"write it once, as a list below `axes:`, such as `{key}: [{value}]`"
     elif key in _FOREIGN_KEYS and section in ([], ["workload"], ["cluster"]):
         remedy = f"write {_FOREIGN_KEYS[key]}"
-    elif key in _known_keys((), Matrix):
+    elif key in _known_keys((), Matrix) and root in _FILES:
         remedy = "write it at the top level of the matrix"
     else:
         known = _known_keys(tuple(section), root)
@@ -293,27 +300,32 @@ def _with_sizes_of_this_machine(content: dict[str, Any], document: Document) -> 
     return content | {"axes": axes | {"tasks_per_node": sizes_up_to(most)}}
 
 
-def read_section(path: Path, model: type[M], *, what: str, alone: str = "") -> M:
+def read_section(path: Path, model: type[M], *, what: str, example: str = "", alone: str = "") -> M:
     """Read a YAML file with the keys of ``model``.
 
-    ``what`` is the name of such a file. If ``alone`` is a key, other keys are ignored, and a file without it
-    contains the value of this key.
+    ``what`` is the name of such a file, and ``example`` a remedy for a file that is no such file. If
+    ``alone`` is a key, other keys are ignored, and a file without it contains the value of this key.
 
     Raises:
         BenchError: the file does not exist.
         InputError: all problems of the file.
     """
     if not path.is_file():
-        raise missing_file(path, what=what, remedy="give the path of a YAML file")
-    document = read_document(path)
+        give = ", or ".join(filter(None, ("give the path of a YAML file", example)))
+        raise missing_file(path, what=what, remedy=give)
+    document = read_document(path, may_be_empty=True)
     content = document.content
+    needed = [name for name, field in model.model_fields.items() if field.is_required() and name != alone]
+    if content == {} or (needed and isinstance(content, dict) and content.keys().isdisjoint(needed)):
+        lack = f"it has none of the keys {', '.join(needed)}" if content else "it is empty"
+        raise InputError([Problem(str(path), None, f"is not a {what}: {lack}", example)])
     if alone and isinstance(content, dict) and alone in content:
         content = {alone: content[alone]}
     elif alone:
         content = {alone: content}
         document.lines = {(alone, *place): line for place, line in document.lines.items()}
     if not isinstance(content, dict):
-        raise InputError([Problem(str(path), 1, f"a {what} must be a mapping (key: value)")])
+        raise InputError([Problem(str(path), 1, f"a {what} must be a mapping (key: value)", example)])
     try:
         found = model.model_validate(content)
     except ValidationError as error:
