@@ -189,6 +189,9 @@ def _unpack(file: BinaryIO, target: Path | None) -> str:
     stream = _Stream(gzip.GzipFile(fileobj=file), most)
     members, content = _members(stream), io.BytesIO()
     first, size = next(members, ("", 0))
+    if not first.endswith(f"/{_MANIFEST}"):
+        remedy = "unpack it with tar -xf, and give a file in it"
+        raise BenchError(f"{file.name}: is not an archive of `bench archive`", remedy=remedy)
     _copy(stream, min(size, _BYTES), content)
     try:
         manifest: _Manifest = TypeAdapter(_Manifest).validate_json(content.getvalue())

@@ -169,3 +169,11 @@ def _blocks(path: str | Path) -> Iterator[bytes]:
             left -= len(block)
     finally:
         os.close(descriptor)
+
+
+def is_binary(start: bytes) -> bool:
+    """Return whether the first bytes of a file are no text: one in 50 is a control character.
+
+    Zeros do not count: they are in UTF-16, and in logs whose end was lost.
+    """
+    return sum(byte < 32 and byte not in b"\0\a\b\t\n\f\r\x1b" for byte in start) * 50 > len(start)

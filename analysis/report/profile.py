@@ -76,9 +76,10 @@ class Profile(Section):
 def read_profile(name: str) -> Profile:
     """Return a shipped profile, or that of a YAML file; raise BenchError or InputError if there is none."""
     path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix not in (".yaml", ".yml", ".json"):
         path = _SHIPPED / f"{name}.yaml"
         if path.parent != _SHIPPED or not path.is_file():
             shipped = ", ".join(sorted(one.stem for one in _SHIPPED.glob("*.yaml")))
-            raise BenchError(f"no profile {name!r} is shipped", remedy=f"give {shipped}, or a FILE.yaml")
-    return read_section(path, Profile, what="profile")
+            remedy = f"give {shipped}, or a FILE.yaml"
+            raise BenchError(f"--profile {name}: there is no such profile", remedy=remedy)
+    return read_section(path, Profile, what="profile", example=f"copy {_SHIPPED / 'generic.yaml'}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from analysis.tables_in.vocabulary import size_column
 from analysis.text import one_line
 from ddp_scaling_bench.errors import BenchError, InputError, Problem, missing_file
-from ddp_scaling_bench.units import count
+from ddp_scaling_bench.files import is_binary
+from ddp_scaling_bench.units import count, listed
 
 _MAX_BYTES = 50_000_000
 _MARKDOWN_RULE = re.compile(r"\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?)?")
@@ -31,9 +32,19 @@ class TableProblems:
         self.found.append(Problem(str(self.path), line, message, remedy))
 
     def raise_if_any(self) -> None:
-        """Raise an InputError with the first 20 problems, if there are any."""
+        """Raise an InputError with the first 20 different problems, if there are any."""
         if self.found:
-            raise InputError(sorted(self.found, key=lambda one: one.line or 0)[:20])
+            alike: dict[tuple[str, str], list[Problem]] = {}
+            for one in sorted(self.found, key=lambda one: one.line or 0):
+                alike.setdefault((one.message, one.remedy), []).append(one)
+            raise InputError([_with_lines(own) for own in alike.values()][:20])
+
+
+def _with_lines(alike: Sequence[Problem]) -> Problem:
+    """Return the first of some equal problems, with the lines of the others."""
+    first, *others = alike
+    lines = listed([str(one.line) for one in others], limit=3)
+    return replace(first, message=f"{first.message} (also in line {lines})") if others else first
 
 
 @dataclass
@@ -72,6 +83,9 @@ def read_text(path: Path) -> str:
         raise BenchError(f"{path}: cannot be read: {error.strerror}", remedy=remedy) from None
     if len(data) > _MAX_BYTES:
         raise BenchError(f"{path}: {len(data):,} bytes exceed the maximum of {_MAX_BYTES:,} for a table")
+    if is_binary(data[:8192]):
+        remedy = "save the table as CSV in the program that wrote it"
+        raise BenchError(f"{path} is a binary file, not a table", remedy=remedy)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -89,6 +103,9 @@ def split(text: str, problems: TableProblems) -> list[Grid]:
     """
     lines = text.splitlines()
     rules = [place for place, line in enumerate(lines) if place and _MARKDOWN_RULE.fullmatch(line.strip())]
+    if not rules and problems.path.suffix == ".md" and text.strip():
+        remedy = "write |---|---| below the names of its columns, and one row per run or per size"
+        raise BenchError(f"{problems.path}: there is no Markdown table in it", remedy=remedy)
     if rules:
         parts = [(list(_markdown_rows(lines, rule)), False) for rule in rules]
     else:
@@ -121,17 +138,20 @@ def _delimited_rows(lines: list[str], path: Path) -> tuple[list[tuple[int, list[
     separator = next((one for one in "\t;," if one in lines[skipped]), "")
     if not separator:
         pairs = enumerate(lines[skipped:], skipped + 1)
-        return [(line, re.split(r"\t\s*|\s{2,}", text.strip())) for line, text in pairs], False
+        cells = [(line, re.split(r"\t\s*|\s{2,}", text.strip())) for line, text in pairs]
+        if len(cells[0][1]) == 1:
+            remedy = f"put a comma, a tab or two blanks between them; for a log: bench doctor {path}"
+            raise BenchError(f"{path}:{skipped + 1}: nothing separates names of columns", remedy=remedy)
+        return cells, False
     reader = csv.reader(lines[skipped:], delimiter=separator, skipinitialspace=separator != "\t", strict=True)
     rows, line = [], skipped + 1
     try:
         for values in reader:
             rows.append((line, values))
             line = skipped + reader.line_num + 1
-    except csv.Error as error:
-        raise BenchError(
-            f"{path}:{line}: {error}", remedy="close each double quote, and write nothing after it"
-        ) from None
+    except csv.Error:
+        what = "a double quote is not closed, or text follows it"
+        raise BenchError(f"{path}:{line}: {what}", remedy='write each value in quotes as "VALUE"') from None
     return rows, separator == ";"
 
 

@@ -15,9 +15,11 @@ from pydantic import ValidationError
 
 from analysis.stats.estimate import run_rates
 from bench.matrix.cell import Cell
+from bench.matrix.load import finding_in_words
 from bench.matrix.workload import UNITS, Metrics, Quantity
 from bench.study.readings import Readings, readings_in
 from ddp_scaling_bench.errors import BenchError, missing_file
+from ddp_scaling_bench.units import listed
 
 #: A log with its size: ``4=a.log``, ``'4 GPUs=a.log'``, or nodes x ranks per node (``1x4=a.log``).
 SIZE_AND_LOG = re.compile(r"(?:(?P<nodes>[1-9]\d*)[x×])?(?P<ranks>[1-9]\d*)(?: ?GPUs?)?=(?P<path>.+)", re.I)
@@ -64,6 +66,9 @@ def metrics_of(patterns: Sequence[str], units: Sequence[str], settings: Sequence
     for text in settings:
         key, _, value = text.partition("=")
         content[key] = int(value) if value.isdigit() else value
+    names = [text.partition("=")[0] for text in patterns]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise BenchError(f"--pattern {twice}= is given twice", remedy="keep one of them")
     content["output"] = dict(text.partition("=")[::2] for text in patterns)
     if unknown := [name for name in content["output"] if name not in get_args(Quantity)]:
         what = f"--pattern {unknown[0]!r} does not begin with throughput=, step_time= or loss="
@@ -76,12 +81,16 @@ def metrics_of(patterns: Sequence[str], units: Sequence[str], settings: Sequence
         return Metrics.model_validate(content).as_json()
     except ValidationError as error:
         options = {"output": "--pattern", "units": "--unit"}
+        given = {"--pattern": patterns, "--unit": units, "--set": settings}
         texts = []
         for one in error.errors():
             place = [*map(str, one["loc"])]
-            option = [options[place.pop(0)] if place and place[0] in options else "--set"]
-            what = one.get("ctx", {}).get("error") or f"{one['msg']}; see workload.metrics in docs/matrix.md"
-            texts.append(f"{' '.join(option + place)}: {what}")
+            option = options[place.pop(0)] if place and place[0] in options else "--set"
+            option = option if one["loc"] else listed([name for name, own in given.items() if own])
+            what = one.get("ctx", {}).get("error") or finding_in_words(one, Metrics)
+            if one["type"] == "extra_forbidden":
+                what = "this key is not known; give kind, scope, skip, ranks or tokens_per_sample"
+            texts.append(f"{' '.join([option, *place])}: {what}")
         raise BenchError("\n".join(texts)) from None
 
 
@@ -92,7 +101,12 @@ def read_log(source: str, metrics: Mapping[str, Any], *, batch: int | None, mode
         BenchError: the source is not SIZE=LOG, or the log does not exist.
     """
     if (given := SIZE_AND_LOG.fullmatch(source)) is None:
-        raise BenchError(f"{source!r} is not a size and a log", remedy="write 4=a.log, or 1x4=a.log")
+        own = "a.log" if "=" in source else source
+        if own.endswith((".csv", ".tsv")):
+            what = f"--pattern is for logs, not for a table such as {own}"
+            raise BenchError(what, remedy="omit it; --map NAME=COLUMN says what a column means")
+        remedy = f"write 4={own} for 4 GPUs, or 1x4={own} for 1 node with 4"
+        raise BenchError(f"{source!r} has no number of GPUs", remedy=remedy)
     if not (path := Path(given["path"])).is_file():
         raise missing_file(path, what="the log", remedy="give the output of a finished run")
     nodes, per_node = int(given["nodes"] or 0), int(given["ranks"])

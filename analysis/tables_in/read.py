@@ -26,7 +26,7 @@ from analysis.tables_in.vocabulary import (
     heading,
 )
 from analysis.text import one_line
-from ddp_scaling_bench.units import listed, number
+from ddp_scaling_bench.units import listed, whole
 
 _MODES = ("strong", "weak")
 
@@ -157,23 +157,31 @@ class _Columns:
     def lacks(self) -> list[tuple[str, str]]:
         """Why the grid is not a table of sizes and rates, each reason with a remedy."""
         found = []
-        there = ", ".join(repr(one_line(name, limit=40)) for name in self.grid.names[:20])
+        there = listed([repr(one_line(name, limit=40)) for name in self.grid.names])
         if not self.names and all(map(_is_number, self.grid.names)):
             what = "the first line has numbers, not names of columns"
             return [(what, "put a line of names above it, such as gpus,throughput")]
+        named = [name for name in map(_plain, self.grid.names) if heading(name)]
+        if twice := [name for name, times in Counter(named).items() if times > 1]:
+            return [(f"two columns have the name {twice[0]!r}", "rename or remove one of them")]
         for meaning, column in self.names.items():
             if _plain(meaning) in map(_plain, self.grid.names) and heading(column) is not None:
                 what = f"--map {meaning}={column}: the column comes second"
                 return [(what, f"write --map {column}={meaning}")]
             if heading(meaning) is None:
-                near = get_close_matches(meaning, COLUMNS, n=1)
+                near = get_close_matches(meaning, COLUMNS, n=1, cutoff=0.85)
                 hint = f"did you mean {near[0]}?" if near else f"names are {', '.join([*COLUMNS][:8])}, ..."
-                found.append((f"--map {meaning}={column}: no column is called {meaning!r}", hint))
+                found.append((f"--map {meaning}={column}: {meaning!r} has no meaning", hint))
             if _plain(column) not in map(_plain, self.grid.names):
-                found.append((f"--map {meaning}={column}: there is no such column", f"give one of {there}"))
+                near = get_close_matches(column, self.grid.names, n=1, cutoff=0.75)
+                hint = f"did you mean {near[0]}?" if near else f"give one of {there}"
+                found.append((f"--map {meaning}={column}: there is no such column", hint))
+        if found:
+            return found
         if not self.rate:
             what = f"no column with a throughput or a time; there are {there}"
-            found.append((what, f"add --map NAME=COLUMN; NAME is {', '.join(RATES)}"))
+            others = ", ".join(name for name in RATES if name != "throughput")
+            found.append((what, f"add one, or name it: --map throughput=COLUMN (or {others})"))
         if not {"gpus", "nodes"} & self.found.keys():
             found.append(
                 (
@@ -213,7 +221,9 @@ class _Columns:
                     given[name] = own.meaning.number(own.texts[place], decimal_comma=comma)
                 except ValueError as error:
                     message = f"{name} {one_line(own.texts[place], limit=40)!r} is not {error}"
-                    wrong.append((message, "write a number without a unit, or leave the cell empty"))
+                    is_needed = name in SIZES or name in LAYOUT
+                    empty = "" if is_needed else ", or leave the cell empty"
+                    wrong.append((message, f"write {error}, without a unit{empty}"))
             mode = modes.texts[place].lower() if modes else ""
             if mode not in ("", *_MODES):
                 wrong.append(
@@ -268,8 +278,8 @@ class _Columns:
         steps = total / (per_gpu * replicas) if total and per_gpu and replicas else 1
         if abs(steps - round(steps)) > 1e-9:
             ranks = "ranks" if model_parallel == 1 else "replicas"
-            product = f"per_gpu_batch {number(per_gpu)} x {replicas} {ranks}"
-            message = f"global_batch {number(total)} is not a multiple of {product}"
+            product = f"per_gpu_batch {whole(per_gpu)} x {replicas} {ranks}"
+            message = f"global_batch {whole(total)} is not a multiple of {product}"
             problems.add(line, message, "correct one of the three numbers")
         rate, tokens = given.get(self.rate), given.get("tokens_per_sample")
         if rate is not None:

@@ -31,8 +31,8 @@ from ddp_scaling_bench.records import METRICS_COLUMNS
 from ddp_scaling_bench.units import count, listed, whole
 
 _MODE_REMEDY = (
-    "add a column global_batch or per_gpu_batch, or give --mode strong (the same work at every size) "
-    "or --mode weak (the same work per rank)"
+    "add a column global_batch or per_gpu_batch, or --mode strong (the same work at every size) "
+    "or --mode weak (per rank)"
 )
 _THROUGHPUTS = ("throughput_samples_per_sec", "throughput_low", "throughput_high", "throughput_all")
 #: The columns that a table does not determine, by what it counts, with and without batches.

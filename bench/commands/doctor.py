@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ddp_scaling_bench.errors import BenchError, missing_file
+from ddp_scaling_bench.files import is_binary
 from ddp_scaling_bench.run_folder import RunFolder
 from ddp_scaling_bench.text import one_line
 
@@ -52,6 +53,13 @@ _COMPRESSED = {
     b"BZh": "bunzip2 -c",
     b"(\xb5/\xfd": "zstd -dc",
 }
+#: Files of other kinds by the ends of their names, with what to type instead.
+_OTHERS = {
+    **dict.fromkeys((".yaml", ".yml"), ("a YAML file", "to check a matrix: bench plan {}")),
+    **dict.fromkeys((".sh", ".sbatch", ".slurm"), ("a script", "to check it: bench lint {}")),
+    **dict.fromkeys((".csv", ".tsv"), ("a table", "to report it: bench report {}")),
+    ".py": ("a program", "give the output of its job, such as slurm-<job>.out"),
+}
 
 Log = Path | Literal["-"]
 
@@ -77,6 +85,8 @@ def doctor_command(
     logs: list[Log] = ["-" if target == "-" else Path(target) for target in targets]
     if others := [log for log in logs if len(logs) > 1 and log != "-" and not log.is_file()]:
         raise _error(f"{others[0]} is not a log", remedy="give several logs, or one run or one study")
+    if len(logs) == 1 and logs[0] != "-":
+        _refuse_other(logs[0])
     if len(logs) > 1 or logs[0] == "-" or (logs[0].is_file() and not is_archive(logs[0])):
         return run_doctor(logs, json=as_json)
     root, (target,) = results_folder(results), targets
@@ -91,6 +101,13 @@ def doctor_command(
     return run_doctor(_logs_in(Path(target)), json=as_json)
 
 
+def _refuse_other(path: Path) -> None:
+    """Raise BenchError for a file that cannot be a log; among several files, it does no harm."""
+    if path.is_file() and path.suffix in _OTHERS:
+        what, remedy = _OTHERS[path.suffix]
+        raise _error(f"{path} is {what}, not a log", remedy=remedy.format(shlex.quote(str(path))))
+
+
 def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     """Diagnose the logs of one job (``-`` is standard input) and print text or JSON.
 
@@ -100,9 +117,11 @@ def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     from ..doctor.report import as_text
 
     found = _diagnose(logs)
-    is_empty = not found.causes and not found.last_lines
-    other = "Give the job's other log, such as the file of --error.\n" if is_empty else ""
-    return _print(Answer(found=found, text=as_text(found) + other), json=json)
+    text = as_text(found)
+    if found.first_failure is None:
+        other = "Give the job's other logs, too, such as the file of --error and those of all nodes."
+        text += "\n" * bool(found.causes or found.last_lines) + f"{other}\n"
+    return _print(Answer(found=found, text=text), json=json)
 
 
 def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None:
@@ -132,7 +151,9 @@ def _find_attempt(name: str, root: Path) -> tuple[PlannedStudy, str, int] | None
         remedy = "give a log file, a study, a run's name or folder, or the id of a job of a study"
         raise _error(f"{name}: there is no such file, study, run or job", remedy=remedy)
     if not _logs_in(Path(name)):
-        raise _error(f"{name}: contains no job.out and no job.err", remedy="give a run's attempt-N folder")
+        has_files = any(path.is_file() for path in Path(name).glob("*"))
+        logs = f"the logs in it: bench doctor {shlex.quote(name)}/*" if has_files else "a folder with logs"
+        raise _error(f"{name}: contains no job.out and no job.err", remedy=f"give {logs}")
     return None
 
 
@@ -251,9 +272,11 @@ def _open_log(log: Log) -> tuple[str, Source]:
         error = missing_file(log, what="log", remedy="give a log file, such as slurm-<job>.out")
         raise _error(error.message, remedy=error.remedy)
     with log.open("rb") as file:
-        start = file.read(max(map(len, _COMPRESSED)))
+        start = file.read(8192)
     if reader := next((own for magic, own in _COMPRESSED.items() if start.startswith(magic)), ""):
         raise _error(f"{log} is compressed", remedy=f"{reader} {shlex.quote(str(log))} | bench doctor -")
+    if is_binary(start):
+        raise _error(f"{log} is a binary file, not a log", remedy="give a text, such as slurm-<job>.out")
     return str(log), log
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from ddp_scaling_bench.errors import BenchError, missing_file
+from ddp_scaling_bench.files import is_binary
 from ddp_scaling_bench.units import count
 
 from ..terminal import print_json, read_stdin, say, show
@@ -54,11 +56,23 @@ def _read(path: str) -> str:
     if not file.is_file():
         raise missing_file(file, what="the script", remedy="give the path of a sbatch script, or - for stdin")
     try:
-        text = file.read_bytes().decode("utf-8", errors="replace")
+        data = file.read_bytes()
     except OSError as error:
         raise BenchError(f"{file}: cannot be read: {error.strerror}") from None
+    if is_binary(data[:8192]) or b"\0" in data[:8192]:
+        remedy = "give a sbatch script, or save it as UTF-8"
+        raise BenchError(f"{file} is not a text in UTF-8", remedy=remedy)
+    text = data.decode("utf-8", errors="replace")
     if file.suffix == ".py" and "#SBATCH" not in text:
         raise BenchError(
             f"{file} is a Python program, not a sbatch script", remedy="give the script that starts it"
         )
+    if not text.startswith("#!") and "#SBATCH" not in text:
+        what = f"{file} is not a sbatch script: it has no line #SBATCH, and does not begin with #!"
+        remedy = "make #!/bin/bash its first line, or give another file"
+        raise BenchError(what, remedy=f"{remedy}; for a log: bench doctor {shlex.quote(path)}")
+    from ..lint.script import BASH
+
+    if text.startswith("#!") and not BASH.match(text[:500].splitlines()[0]):
+        say(f"{file}: its first line names no bash, so only its #SBATCH lines are checked")
     return text

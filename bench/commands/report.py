@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -105,8 +106,8 @@ SpreadOption = Annotated[
     typer.Option(
         "--spread",
         metavar="PERCENT",
-        help="The standard deviation from run to run that you expect, such as 2: for sizes with fewer than "
-        "three runs, P and an interval follow from it; nothing is recommended from it.",
+        help="The deviation from run to run that you expect in per cent, such as 2. For sizes with fewer "
+        "than three runs, P and an interval follow from it; nothing is recommended from it.",
         show_default=False,
     ),
 ]
@@ -227,7 +228,7 @@ def report_command(
     if spread is not None:
         options["spread"] = _log_spread(spread)
     shown: dict[str, Any] = {"as_json": as_json, "check": check}
-    source = sources[0] if sources else None
+    source, meanings = sources[0] if sources else None, _meanings(names or ())
     if pattern:
         if include_disturbed or names:
             option = "--map" if names else "--include-disturbed"
@@ -236,11 +237,12 @@ def report_command(
 
         metrics = metrics_of(pattern, unit or (), settings or ())
         return _report_logs(sources or (), metrics, batch=batch, mode=mode, output=output, **shown, **options)
-    _refuse_others(sources or (), has_options=bool(unit or settings or batch))
+    of_logs = {"--unit": unit, "--set": settings, "--batch": batch}
+    _refuse_others(sources or (), option=next((name for name, own in of_logs.items() if own), ""))
     if source is not None and source.lower().endswith(TABLE_SUFFIXES) and not Path(source).is_dir():
         if include_disturbed:
             raise BenchError("--include-disturbed is for a study, not for a table", remedy="omit it")
-        return _report_table(Path(source), names or (), mode=mode, output=output, **shown, **options)
+        return _report_table(Path(source), meanings, mode=mode, output=output, **shown, **options)
     for option, value in (("--mode", mode), ("--map", names)):
         if value:
             what = f"{option} is for a table measured elsewhere, not for a study"
@@ -249,15 +251,36 @@ def report_command(
     return write(folder, output=output, include_disturbed=include_disturbed, **shown, **options)
 
 
-def _refuse_others(sources: Sequence[str], *, has_options: bool) -> None:
-    """Raise BenchError for sources, or options of logs, that make no report without --pattern."""
+def _meanings(texts: Sequence[str]) -> dict[str, str]:
+    """Return the columns by their meanings, from the texts of --map."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, column = text.partition("=")
+        if not equals:
+            remedy = "write NAME=COLUMN, such as --map throughput=tok_s"
+            raise BenchError(f"--map {text} has no =", remedy=remedy)
+        if found.setdefault(name, column) != column:
+            what = f"--map gives two columns for {name}: {found[name]} and {column}"
+            raise BenchError(what, remedy="keep one of the two options")
+    return found
+
+
+def _refuse_others(sources: Sequence[str], *, option: str) -> None:
+    """Raise BenchError for sources, or an ``option`` of logs, that make no report without --pattern."""
     several = sources if len(sources) > 1 else ()
+    is_table = any(one.lower().endswith(TABLE_SUFFIXES) for one in sources)
+    if option and is_table:
+        unit = "; --map NAME=COLUMN says what a column counts, such as tokens/s" * (option == "--unit")
+        raise BenchError(f"{option} is for logs, not for a table", remedy=f"omit it{unit}")
     if several and all(one.lower().endswith(TABLE_SUFFIXES) for one in several):
         raise BenchError("several tables are given", remedy="put the rows of all into one file")
     if several and all(Path(one).is_dir() for one in several):
         remedy = f"compare two: bench compare {shlex.join(several[:2])}"
         raise BenchError("several studies are given", remedy=remedy)
-    if has_options or several or any("=" in one for one in sources):
+    if several and not any("=" in one or Path(one).is_file() for one in several[1:]):
+        what = f"a report is of one study or table, but {len(several)} are given: {' '.join(several)}"
+        raise BenchError(what, remedy="give one of them, and put a name with blanks into quotes")
+    if option or several or any("=" in one for one in sources):
         what = "logs of finished runs (SIZE=LOG, --unit, --set, --batch) need --pattern"
         example = "bench report 4=a.log 8=b.log --pattern throughput='REGEX with one group ( )'"
         raise BenchError(what, remedy=f"type, for example: {example}")
@@ -281,7 +304,7 @@ def _log_spread(percent: float) -> float:
 
 def _report_table(
     table: Path,
-    names: Sequence[str],
+    names: Mapping[str, str],
     *,
     mode: str | None,
     output: Path | None,
@@ -289,10 +312,11 @@ def _report_table(
     check: bool,
     **options: Any,
 ) -> int:
-    """Write the report of a table; ``names`` are the texts of --map."""
+    """Write the report of a table; ``names`` are the columns by their meanings."""
     from analysis.report.write import write_table_report
 
-    options |= {"mode": mode, "names": dict(text.partition("=")[::2] for text in names)}
+    _check_targets(check, bool(options["targets"]))
+    options |= {"mode": mode, "names": names}
     written = write_table_report(table, output=output or table.parent, progress=say, **options)
     return _end(written, check=check, study=table.stem, as_json=as_json)
 
@@ -302,7 +326,9 @@ def _read_targets(path: Path) -> list[Any]:
     from ..matrix.load import read_section
     from ..matrix.schema import TargetsFile
 
-    return list(read_section(path, TargetsFile, what="file with targets", alone="targets").targets)
+    example = "write a target, such as `- efficiency: 0.8`"
+    found = read_section(path, TargetsFile, what="file with targets", example=example, alone="targets")
+    return list(found.targets)
 
 
 def _request(
@@ -315,6 +341,9 @@ def _request(
     for option, number in (("--epochs", epochs), ("--trainings", trainings)):
         if number > 1 and samples is None:
             raise BenchError(f"{option} requires --samples", remedy="add --samples, the samples per epoch")
+    if target_size and not re.fullmatch(r"\d+(?: (?:gpus?|ranks?))?|\d+ ?[x×] ?\d+|.*-.*", target_size, re.I):
+        remedy = "give nodes x GPUs of a node, as 8x4, or a number of GPUs, as 32"
+        raise BenchError(f"--target-size {target_size} is not a size", remedy=remedy)
     if target_size and profile is None:
         raise BenchError("--target-size requires --profile", remedy="add --profile, or omit --target-size")
     total = None if samples is None else parse_samples(samples)
@@ -338,7 +367,7 @@ def write(
     if options.get("targets") is None:
         planned = open_study(folder)
         has_targets = bool(planned.plan.get("targets"))
-        _check_targets(check, has_targets)  # before the work
+        _check_targets(check, has_targets, of_study=True)  # before the work
         if has_targets and (changed := planned.changed_matrix()):
             say(f"warning: the targets are those of the plan; {changed} differs: bench plan {changed}")
     if folder.archive:
@@ -372,6 +401,7 @@ def _report_logs(
     from analysis.report.write import write_table_report
     from analysis.tables_in.logs import read_log, table_text
 
+    _check_targets(check, bool(options["targets"]))
     if not sources:
         raise BenchError("--pattern needs logs", remedy="give SIZE=LOG, such as 1=a.log 2=b.log")
     if batch and mode is None:
@@ -421,10 +451,11 @@ def _end(written: Report, *, check: bool, **options: Any) -> int:
     return 1 if "missed" in verdicts else 3 if "cannot tell" in verdicts else 0
 
 
-def _check_targets(check: bool, has_targets: bool) -> None:
+def _check_targets(check: bool, has_targets: bool, *, of_study: bool = False) -> None:
     """Raise BenchError if --check has no targets."""
     if check and not has_targets:
-        remedy = "add --targets FILE.yaml, or `targets:` to the matrix and plan it again"
+        planned = ", or `targets:` to the matrix and plan it again" * of_study
+        remedy = f"add --targets FILE.yaml{planned}"
         raise BenchError("--check: there are no targets", remedy=remedy)
 
 

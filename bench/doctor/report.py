@@ -15,8 +15,8 @@ _WIDTH = 100
 _UNKNOWN = "No known cause. This does not show that the job succeeded."
 #: What to do about a failed run of which no line is known.
 _SEARCH = (
-    "Read all of job.err and job.out in the run's folder. If they do not say why, look in the program for "
-    "exits without a message, such as sys.exit(3), or call the command of the run's script by hand."
+    "Change what the reason says. If it is not clear, read all of job.err and job.out in the run's folder. "
+    "A program that says nothing may exit without a message (sys.exit(3)): call its command by hand."
 )
 
 

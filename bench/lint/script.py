@@ -15,8 +15,8 @@ from .walk import Command, Walk, walk
 
 #: Slurm refuses larger scripts; this is the default of max_script_size in slurm.conf.
 MAX_SCRIPT_SIZE = 4 * 1024 * 1024
-# The interpreter line of a shell that reads the syntax of bash: execve(2).
-_BASH = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash)(?:[ \t]|\Z)")
+#: The interpreter line of a shell that reads the syntax of bash: execve(2).
+BASH = re.compile(r"#![ \t]*(?:\S*/env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:bash|sh|dash)(?:[ \t]|\Z)")
 # The prefix of a syntax error: bash, print_prefix of error.c.
 _MESSAGE = re.compile(r"\S+: line (\d+): (?!warning: )(.+)")
 
@@ -70,7 +70,7 @@ def read_script(text: str) -> Script:
     single = not is_heterogeneous(lines)
     job = geometry_of({option.name: option for option in header.options if single})
     script = Script(lines, header, job, len(text) > MAX_SCRIPT_SIZE, dos_line)
-    if single and not script.too_large and (not lines[0].startswith("#!") or _BASH.match(lines[0][:500])):
+    if single and not script.too_large and (not lines[0].startswith("#!") or BASH.match(lines[0][:500])):
         script.walk = walk("\n".join(lines))
         script.error = check_syntax("\n".join(lines))
     return script

@@ -289,6 +289,11 @@ def _shortened(text: str, value: Any) -> str:
     return text.replace(repr(value), _shown(value)).replace(value, f"{value[:57]}...")
 
 
+def finding_in_words(finding: Any, root: type[BaseModel]) -> str:
+    """Return a finding of pydantic about values that are in no file, and its remedy, in words."""
+    return "; ".join(filter(None, _message(finding, _place(finding), root, Document("", "", {}))))
+
+
 def _first(value: Any) -> Any:
     """Return the first entry of a list, or another value itself."""
     return value[0] if isinstance(value, list) and value else value
@@ -335,7 +340,7 @@ def _remedy_of_key(
         return f"write it below `{others[0]}:`"
     if key in _FOREIGN_KEYS and is_section:
         return f"write {_FOREIGN_KEYS[key]}"
-    if key in _known_keys((), Matrix):
+    if key in _known_keys((), Matrix) and root in _FILES:
         return "write it at the top level of the matrix"
     if key in _known_keys((), Site) and root is Matrix:
         return "write it into the site file, which alone can have it"
@@ -489,27 +494,32 @@ def _with_sizes_of_this_machine(content: dict[str, Any], document: Document) -> 
     return content | {"axes": axes | {"tasks_per_node": sizes_up_to(most)}}
 
 
-def read_section(path: Path, model: type[M], *, what: str, alone: str = "") -> M:
+def read_section(path: Path, model: type[M], *, what: str, example: str = "", alone: str = "") -> M:
     """Read a YAML file with the keys of ``model``.
 
-    ``what`` is the name of such a file. If ``alone`` is a key, other keys are ignored, and a file without it
-    contains the value of this key.
+    ``what`` is the name of such a file, and ``example`` a remedy for a file that is no such file. If
+    ``alone`` is a key, other keys are ignored, and a file without it contains the value of this key.
 
     Raises:
         BenchError: the file does not exist.
         InputError: all problems of the file.
     """
     if not path.is_file():
-        raise missing_file(path, what=what, remedy="give the path of a YAML file")
-    document = read_document(path)
+        give = ", or ".join(filter(None, ("give the path of a YAML file", example)))
+        raise missing_file(path, what=what, remedy=give)
+    document = read_document(path, may_be_empty=True)
     content = document.content
+    needed = [name for name, field in model.model_fields.items() if field.is_required() and name != alone]
+    if content == {} or (needed and isinstance(content, dict) and content.keys().isdisjoint(needed)):
+        lack = f"it has none of the keys {', '.join(needed)}" if content else "it is empty"
+        raise InputError([Problem(str(path), None, f"is not a {what}: {lack}", example)])
     if alone and isinstance(content, dict) and alone in content:
         content = {alone: content[alone]}
     elif alone:
         content = {alone: content}
         document.lines = {(alone, *place): line for place, line in document.lines.items()}
     if not isinstance(content, dict):
-        raise InputError([Problem(str(path), 1, f"a {what} must be a mapping (key: value)")])
+        raise InputError([Problem(str(path), 1, f"a {what} must be a mapping (key: value)", example)])
     try:
         found = model.model_validate(content)
     except ValidationError as error:

@@ -225,16 +225,10 @@ class PlannedStudy:
         records = {}
         for run in self.runs:
             record = latest(known.get(run.run_id), run.run_id)
-            record = self._with_folders(record, runs) if run.run_id in begun else record
-            attempt = f"{runs}/{run.run_id}/attempt-{record.attempt}"
-            if record.state is RunState.COMPLETED and _is_gone(attempt):
-                again = "`bench submit --retry-failed` starts the run again"
-                reasons = (Said(text=f"the folder of attempt {record.attempt} is missing: {again}"),)
-                failed = End(state=RunState.FAILED, reasons=reasons, failure_class=FailureClass.BAD_EXIT)
-                times = record.end or failed
-                record = record.ended(
-                    replace(failed, started_at=times.started_at, ended_at=times.ended_at, hosts=times.hosts)
-                )
+            if begun is not None and run.run_id in begun:
+                record = self._with_folders(record, runs)
+            elif begun is not None and record.state is RunState.COMPLETED:
+                record = _without_results(record)
             records[run.run_id] = record
         return records
 
@@ -242,7 +236,8 @@ class PlannedStudy:
         """Return the record of the latest attempt that has a line in the ledger or a folder in ``runs``."""
         run, last = f"{runs}/{record.run_id}", record.attempt
         if not last:
-            last = max((int(match[1]) for name in _names(Path(run)) if (match := ATTEMPT(name))), default=0)
+            numbers = (match[1] for name in _names(Path(run)) or () if (match := ATTEMPT(name)))
+            last = max(map(int, numbers), default=0)
         if record.refused and os.path.isdir(f"{run}/attempt-{last}"):  # noqa: PTH112
             return self.intent(record.run_id, last)  # killed while it was removed, or claimed again
         while os.path.isdir(f"{run}/attempt-{last + 1}"):  # noqa: PTH112 (for each run)
@@ -324,22 +319,24 @@ def place_of(folder: StudyFolder) -> dict[str, Any]:
     return {"path_sha256": path, "inode": folder.path.stat().st_ino}
 
 
-def _names(folder: Path) -> set[str]:
+def _names(folder: Path) -> set[str] | None:
+    """Return the names in a folder; None if it exists and cannot be read."""
     try:
         return {entry.name for entry in os.scandir(folder)}
-    except OSError:
-        return set()
-
-
-def _is_gone(path: str) -> bool:
-    """Return whether a file or folder does not exist; one that cannot be accessed exists."""
-    try:
-        os.stat(path)  # noqa: PTH116 (for each run)
     except FileNotFoundError:
-        return True
+        return set()
     except OSError:
-        return False
-    return False
+        return None
+
+
+def _without_results(record: Record) -> Record:
+    """Return the record of a completed attempt whose run has no folder."""
+    text = "the run's folder is missing: `bench submit --retry-failed` starts the run again"
+    end = record.end or End(state=RunState.FAILED)
+    reasons = (Said(text=text),)
+    return record.ended(
+        replace(end, state=RunState.FAILED, reasons=reasons, failure_class=FailureClass.BAD_EXIT)
+    )
 
 
 def open_study(folder: StudyFolder) -> PlannedStudy:

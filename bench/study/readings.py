@@ -118,7 +118,7 @@ def _without_zeros(found: _Found, skip: int) -> tuple[list[Mapping[str, Value]],
     ]
     kept = sorted({*range(skip, len(readings))} - {place for place, *_ in zeros})
     if not kept:
-        what = f"workload.metrics.skip {skip} drops all of them"
+        what = f"skip {skip} drops all of them; lower it"
         if zeros and skip < len(readings):
             what = f"all are 0 from {source}:{zeros[0][2].line} on"
         raise UnreadableError(f"{source} contains {len(readings)} values, and {what}")
@@ -193,7 +193,8 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
     name = cell.metrics["csv"]
     path = folder.path / name
     if not path.exists():
-        raise UnreadableError(f"the command did not create {name}, the file named in workload.metrics.csv")
+        what = f"the command did not create {name} in the run's folder"
+        raise UnreadableError(f"{what}; let it write to {{run_dir}}/{name}, or correct workload.metrics.csv")
     columns: dict[str, str] = cell.metrics["columns"]
     records = list(_csv_records(path))
     readings: list[dict[str, Value]] = []
@@ -208,7 +209,8 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
         keys = dict.fromkeys(str(key) for _, record in records for key in record)
         wanted = ", ".join(column for column in columns.values() if column not in keys) or "values"
         contained = ", ".join(keys) or "nothing"
-        raise UnreadableError(f"{name} has no {wanted} (workload.metrics.columns); it contains {contained}")
+        what = f"{name} has no {wanted}; it contains {contained}"
+        raise UnreadableError(f"{what}; correct workload.metrics.columns")
     found = {name: [reading[name] for reading in readings if name in reading] for name in columns}
     if cell.is_average:
         return _average(found, cell, name)

@@ -107,10 +107,8 @@ class RaisedError(Failure, kind="raised-error"):
 class NoStep(Failure, kind="no-step"):
     """The program created a recorder, but took no step."""
 
-    remedy = (
-        "a training that resumes from an earlier run's checkpoint has nothing left to do: let the command"
-    )
-    remedy += " write to {run_dir}"
+    remedy = "put each step into `with recorder.step():`; or, if it resumed from an earlier run's checkpoint,"
+    remedy += " let the command write to {run_dir}"
 
     def _what(self) -> str:
         return "the training took no step"

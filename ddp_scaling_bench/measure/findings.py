@@ -345,6 +345,8 @@ class LayoutDoubtful(Recorded, kind="layout-doubtful"):
 class RankUnfinished(Recorded, kind="rank-unfinished"):
     """Ranks did not end in time, so that the last records are lost."""
 
+    remedy = "Create a recorder on every rank, and let every rank take equally many steps."
+
     ranks: tuple[int, ...]
     timeout_s: float
 
@@ -368,6 +370,8 @@ class StepsDiffer(Recorded, kind="steps-differ"):
 
 class NoWindow(Recorded, kind="no-window"):
     """A rank took too few steps for one window; ``steps`` is the least number."""
+
+    remedy = "Take more steps, or lower warmup_steps and steps_per_epoch."
 
     steps: int
 

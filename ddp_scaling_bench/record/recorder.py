@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UnwritableError
-from ..finding import Recorded
+from ..finding import Recorded, with_remedies
 from ..measure.env_file import KEYS
 from ..measure.environment import device_for
 from ..measure.exchange import Met
@@ -35,6 +35,7 @@ from ..measure.transport import request_nccl_log
 from ..records import EpochRow
 from ..run_folder import RunFolder
 from ..train.strategies import Parts, Strategy, find_strategy
+from ..units import short_name
 from .attribution import Attribution
 from .replicas import ReplicaSampler
 from .session import Session
@@ -92,8 +93,8 @@ class Recorder:
     def __init__(
         self,
         model: nn.Module | None = None,
-        *,
         optimizer: Optimizer | None = None,
+        *,
         run_dir: str | os.PathLike[str] | None = None,
         device: torch.device | str | None = None,
         warmup_rounds: int = 1,
@@ -104,13 +105,17 @@ class Recorder:
             own = ("optimizer", "run_dir", "device", "warmup_rounds")
             allowed = ", ".join((*own, *Lengths.__dataclass_fields__))
             raise RecorderError(f"Recorder has no option {min(unknown)!r}", remedy=f"allowed: {allowed}")
+        if type(warmup_rounds) is not int or warmup_rounds < 1:
+            what = f"warmup_rounds is {warmup_rounds!r}"
+            raise RecorderError(what, remedy="it must be a whole number, at least 1")
+        _check_model(model)
         self._model, self._optimizer, self._run_dir, self._device = model, optimizer, run_dir, device
         self._micro_batches: int | None = None
         self._parts: Parts | None = None
         with failures_kept():
             self._cell = planned_cell(os.environ)
             self._lengths = Lengths.of(lengths, self._cell)
-        if device_for(model, device).type == "cuda":
+        if _device(model, device).type == "cuda":
             request_nccl_log(os.environ)
         self._windows = Windows(self._lengths, warmup_rounds=warmup_rounds)
         self._session: Session | None = None  # from open() or the first step on
@@ -124,6 +129,7 @@ class Recorder:
         self._has_begun = False  # whether the step, or the loading of its data, has begun
         self._is_mid_step = False  # whether a micro-batch has ended, but not its step
         self._is_closed = False
+        self._unused = ""  # the name of a context that was not entered
         self._step = Step(self)
         self._heartbeat = Heartbeat()
         self._process = os.getpid()
@@ -151,6 +157,7 @@ class Recorder:
         """
         if self._has_started:
             raise RecorderError("recorder.watch() was called after the first step", remedy="call it before")
+        _check_model(model)
         self._model, self._optimizer = model, optimizer or self._optimizer
         self._micro_batches, self._parts = micro_batches, parts
         if self._session is not None:
@@ -238,7 +245,7 @@ class Recorder:
         for name in columns:
             if name not in _SETTABLE:
                 raise RecorderError(f"{name} cannot be set", remedy=f"allowed: {', '.join(_SETTABLE)}")
-        if values := {name: float(value) for name, value in columns.items()}:
+        if values := {name: _as_float(own, f"set_columns({name}=...)") for name, own in columns.items()}:
             self._tell(lambda writer: writer.set_columns(epoch, values))
 
     def batches(self, loader: Iterable[T]) -> Batches[T]:
@@ -267,14 +274,19 @@ class Recorder:
 
         For a tensor with several values, the mean is added.
         """
-        self._windows.loss(loss)
+        self._windows.loss(loss if isinstance(loss, Tensor) else _as_float(loss, "loss()"))
 
-    @contextmanager
-    def optimizer(self) -> Iterator[None]:
+    def optimizer(self) -> AbstractContextManager[None]:
         """Count as optimizer what belongs to its step: unscaling, clipping or clearing gradients.
 
         An optimizer's ``step`` counts without this call.
         """
+        self._unused = "optimizer"
+        return self._in_optimizer()
+
+    @contextmanager
+    def _in_optimizer(self) -> Iterator[None]:
+        self._unused = ""
         is_timed = self._windows.phase is Phase.ATTRIBUTION and self._attribution.times_model
         if is_timed:
             self._attribution.optimizer_begins()
@@ -284,9 +296,14 @@ class Recorder:
             if is_timed:
                 self._attribution.optimizer_ended()
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self) -> AbstractContextManager[None]:
         """Stop the clock for validation, checkpoints or plots."""
+        self._unused = "pause"
+        return self._in_pause()
+
+    @contextmanager
+    def _in_pause(self) -> Iterator[None]:
+        self._unused = ""
         was_running, stage = self._started_at is not None, self._heartbeat.stage
         self.stop_clock()
         self._heartbeat.stage = PAUSED
@@ -471,7 +488,7 @@ class Recorder:
 
     def _open(self, met: Met | None = None) -> None:
         # The model may have been moved to the device after the recorder was created.
-        device = device_for(self._model, self._device)
+        device = _device(self._model, self._device)
         with failures_kept():
             self._session = Session(self._run_dir, device, self._lengths, self._cell, met)
         for act in self._untold:
@@ -479,6 +496,9 @@ class Recorder:
         self._process = os.getpid()
 
     def _start(self) -> None:
+        if self._is_closed:
+            what = "the recorder was closed before the first step"
+            raise RecorderError(what, remedy="call recorder.close() once, after the training loop")
         if self._session is None:
             self._open()
         session, model, strategy = self._session, self._model, self._strategy()
@@ -512,7 +532,9 @@ def _note_no_step(env: Mapping[str, str]) -> None:
     folder = RunFolder(Path(env.get("BENCH_RUN_DIR", "")))
     with suppress(LaunchError):
         if launch_from(env).rank == 0 and not folder.metrics_csv.exists():
-            write_failures([NoStep()], 0)
+            write_failures([failure := NoStep()], 0)
+            if "BENCH_RUN_DIR" not in env:  # of a run, it is the reason
+                print(f"bench: warning: {with_remedies([failure])}", file=sys.stderr, flush=True)
 
 
 class Step:
@@ -532,6 +554,12 @@ class Step:
         Raises:
             RecorderError: the previous step was not entered or not left, or ``samples`` is not a number.
         """
+        if torch.utils.data.get_worker_info() is not None:
+            what = "recorder.step() was called in a worker of a DataLoader"
+            raise RecorderError(what, remedy="call it in the training loop only")
+        if unused := self._recorder._unused:
+            what = f"recorder.{unused}() was called without `with`"
+            raise RecorderError(what, remedy=f"write `with recorder.{unused}():`")
         if self._is_open or self._is_prepared:
             mistake = "was called within another step" if self._is_open else "was called without `with`"
             remedy = "write `with recorder.step():` around one step's forward, backward and update"
@@ -557,6 +585,37 @@ class Step:
             self._recorder.discard_step()
 
 
+def _check_model(model: object) -> None:
+    if model is not None and not isinstance(model, nn.Module):
+        what = f"the model of the recorder is a {type(model).__name__}, not a torch.nn.Module"
+        raise RecorderError(what, remedy="pass the model that the loop calls: Recorder(model)")
+
+
+def _device(model: nn.Module | None, given: torch.device | str | None) -> torch.device:
+    """Return the device of a recording; raise RecorderError if torch does not have the ``given`` one."""
+    try:
+        return device_for(model, given)
+    except (RuntimeError, AssertionError):
+        if given is None:
+            raise
+        remedy = 'pass "cuda" if the process has a GPU, else "cpu", or omit it'
+        what = f"Recorder(device={str(given)!r}): torch has no such device"
+        raise RecorderError(what, remedy=remedy) from None
+
+
+def _shown(value: object) -> str:
+    return short_name(" ".join(repr(value).split()))
+
+
+def _as_float(value: Any, call: str) -> float:
+    """Convert a value that was passed in a ``call`` to a number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        what = f"recorder.{call}: {_shown(value)} is not a number"
+        raise RecorderError(what, remedy="pass a number, or a tensor with one value") from None
+
+
 def _as_number(samples: Any) -> float:
     """Convert ``samples`` of another type, such as a tensor, to a number."""
     try:
@@ -564,7 +623,7 @@ def _as_number(samples: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if isinstance(samples, str) or not 0 <= number < math.inf:
-        text = f"recorder.step(samples={samples!r}): not a valid number of samples"
+        text = f"recorder.step(samples={_shown(samples)}): not a valid number of samples"
         raise RecorderError(text, remedy="pass the number of samples that this rank trains on in the step")
     return number
 

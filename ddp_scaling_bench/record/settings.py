@@ -31,6 +31,7 @@ class RecorderError(BenchError):
     """The recorder cannot record with these settings; ``failure`` says why."""
 
     exit_code = 1
+    __module__ = "ddp_scaling_bench"  # the name in tracebacks, and for imports
 
     def __init__(self, found: Failure | str, *, remedy: str = "") -> None:
         self.failure = found if isinstance(found, Failure) else RankFailed(text=found, remedy=remedy)
@@ -110,7 +111,8 @@ def make_folder(run_dir: str | os.PathLike[str] | None) -> RunFolder:
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RecorderError(f"{folder.path}: cannot be created: {error.strerror}") from None
+        what = f"{folder.path}: cannot be created: {error.strerror}"
+        raise RecorderError(what, remedy="give another folder as run_dir") from None
     if "BENCH_RUN_DIR" in os.environ:
         _claim(folder)
     print(f"bench: recording into {folder.path}", flush=True)

@@ -77,10 +77,11 @@ def _report_error(error: Exception, *, timeout_s: float) -> None:
 
 def _run_folder() -> RunFolder:
     if sys.argv[1:]:
-        raise BenchError("the training has no arguments", remedy="change its options in the run's script")
+        what = "the training has no arguments"
+        raise BenchError(what, remedy="write its options below `workload` of a matrix: bench run MATRIX")
     if name := os.environ.get("BENCH_RUN_DIR"):
         return RunFolder(Path(name))
-    remedy = "start the training with a script of `bench plan`, which sets it"
+    remedy = "start the training with `bench run MATRIX`, or with a script of `bench plan`"
     raise BenchError("BENCH_RUN_DIR is not set", remedy=remedy)
 
 

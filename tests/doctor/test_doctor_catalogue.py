@@ -32,13 +32,13 @@ def test_a_signature_matches_its_own_example_which_is_diagnosed_as_its_cause() -
         assert not signature.is_cause or signature.name in [one.cause for one in found], identifier(signature)
 
 
-def test_localhost_as_the_master_is_no_cause_on_one_node() -> None:
+def test_localhost_as_the_master_is_right_on_one_node() -> None:
     line = ["The client socket has timed out after 60000ms while trying to connect to (127.0.0.1, 29500)."]
     causes = [
         diagnose({"job.err": line}, facts=facts).first_failure
         for facts in (frozenset(), frozenset({ONE_NODE}))
     ]
-    assert [cause and cause.cause for cause in causes] == ["loopback-master-addr", None]
+    assert [cause and cause.cause for cause in causes] == ["loopback-master-addr", "rendezvous-timeout"]
 
 
 def test_the_catalogue_is_consistent() -> None:

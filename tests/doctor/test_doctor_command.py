@@ -47,7 +47,8 @@ def test_a_log_without_a_known_cause_exits_with_three(folder, capsys):
     assert run_doctor([Path("job.out")], json=False) == 3
     assert capsys.readouterr().out == (
         "No known cause. This does not show that the job succeeded. The last lines, errors if there are any:\n\n"
-        "  job.out:1\n    step 1 loss 2.0\n\n  job.out:2\n    Training finished\n"
+        "  job.out:1\n    step 1 loss 2.0\n\n  job.out:2\n    Training finished\n\n"
+        "Give the job's other logs, too, such as the file of --error and those of all nodes.\n"
     )
 
 
@@ -190,6 +191,29 @@ def test_a_compressed_log_gets_the_command_that_reads_it(tmp_path: Path) -> None
     result = doctor(str(log))
     assert result.exit_code == 2
     assert result.stderr == f"error: {log} is compressed; gunzip -c '{log}' | bench doctor -\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("my.yaml", "is a YAML file, not a log; to check a matrix: bench plan {}"),
+        ("job.sbatch", "is a script, not a log; to check it: bench lint {}"),
+        ("t.csv", "is a table, not a log; to report it: bench report {}"),
+        ("train.py", "is a program, not a log; give the output of its job, such as slurm-<job>.out"),
+        ("model.pt", "is a binary file, not a log; give a text, such as slurm-<job>.out"),
+    ],
+)
+def test_a_file_of_another_kind_gets_what_to_type_instead(tmp_path: Path, name: str, reason: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(bytes(range(256)) if name == "model.pt" else b"text\n")
+    assert doctor(str(file)).stderr == f"error: {file} {reason.format(file)}\n"
+
+
+def test_a_log_with_zeros_or_in_utf_16_is_read(tmp_path: Path) -> None:
+    line = "RuntimeError: CUDA out of memory\n"
+    for content in (b"\0" * 4096 + line.encode(), line.encode("utf-16")):
+        (tmp_path / "job.out").write_bytes(content)
+        assert doctor(str(tmp_path / "job.out")).exit_code == 1
 
 
 def test_a_run_of_several_studies_lists_the_candidates(results: Path) -> None:

@@ -103,7 +103,7 @@ def test_status_page_and_doctor_give_the_same_first_cause_and_its_message(
         assert not OF_A_SCRIPT.search(first["remedy"])
     else:
         assert found["causes"] == []
-        assert "  Do:  Read all of job.err and job.out" in text
+        assert "  Do:  Change what the reason says." in text
     # What all runs have in common stands once above the table.
     (row,) = (line for line in status if line.startswith(f"{run.replace('-gloo-torchrun-b4', '')} "))
     for shown in (words(row), reasons[run]):

@@ -254,7 +254,7 @@ def test_a_completed_run_whose_folder_was_deleted_is_started_again_and_a_deleted
     (run,) = answer("status", "gone", cwd=tmp_path)["runs"]
     assert (run["state"], run["reason"]) == (
         "failed",
-        "the folder of attempt 1 is missing: `bench submit --retry-failed` starts the run again",
+        "the run's folder is missing: `bench submit --retry-failed` starts the run again",
     )
     assert bench("submit", "gone", "--retry-failed", cwd=tmp_path).returncode == 0
     (run,) = answer("status", "gone", cwd=tmp_path)["runs"]

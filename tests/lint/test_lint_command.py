@@ -74,6 +74,30 @@ def test_a_path_that_is_not_a_script_is_bad_input(tmp_path):
         assert raised(BenchError, lint_command, [str(path)], as_json=False) == f"{path}{message}"
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"RuntimeError: x\n", " is not a sbatch script: it has no line #SBATCH, and does not begin with #!"),
+        (bytes(range(256)), " is not a text in UTF-8; give a sbatch script, or save it as UTF-8"),
+        (
+            "#!/bin/bash\n".encode("utf-16"),
+            " is not a text in UTF-8; give a sbatch script, or save it as UTF-8",
+        ),
+    ],
+)
+def test_a_file_of_another_kind_has_one_message(tmp_path, content, reason):
+    path = tmp_path / "slurm-1.out"
+    path.write_bytes(content)
+    assert raised(BenchError, lint_command, [str(path)], as_json=False).startswith(f"{path}{reason}")
+
+
+def test_a_script_of_another_shell_is_named(tmp_path, capsys):
+    path = tmp_path / "a.sbatch"
+    path.write_text("#!/bin/tcsh\n#SBATCH --nodes=1\nsetenv A b\n")
+    assert lint_command([str(path)], as_json=False) == 0
+    assert "names no bash, so only its #SBATCH lines are checked" in capsys.readouterr().err
+
+
 def test_control_characters_of_a_script_are_not_printed(tmp_path, capsys):
     path = tmp_path / "a\x1b[31m.sbatch"
     path.write_text("#!/bin/bash\n#SBATCH --nodes=\x1b7x\x07\u202e\x9b\n", encoding="utf-8")

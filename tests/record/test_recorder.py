@@ -327,6 +327,59 @@ def test_misuse_is_refused_with_what_to_do(tmp_path):
         with recorder.step(samples=1):
             pass
     assert said == "recorder.step() was called within another step" + once
+    with pytest.raises(RecorderError, match="was closed before the first step"), recorder_closed().step():
+        pass
+
+
+def recorder_closed():
+    recorder = Recorder()
+    recorder.close()
+    return recorder
+
+
+def test_values_of_wrong_kinds_are_refused_with_what_to_do(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    Recorder(model, optimizer)  # as for `watch`
+    assert raised(RecorderError, Recorder, optimizer) == (
+        "the model of the recorder is a SGD, not a torch.nn.Module; pass the model that the loop calls: Recorder(model)"
+    )
+    assert raised(RecorderError, Recorder, model, device="gpu") == (
+        'Recorder(device=\'gpu\'): torch has no such device; pass "cuda" if the process has a GPU, else "cpu", or omit it'
+    )
+    assert raised(RecorderError, Recorder, warmup_rounds=0) == (
+        "warmup_rounds is 0; it must be a whole number, at least 1"
+    )
+    number = "is not a number; pass a number, or a tensor with one value"
+    recorder = Recorder(model)
+    said = raised(RecorderError, recorder.set_columns, 1, val_loss="low")
+    assert said == f"recorder.set_columns(val_loss=...): 'low' {number}"
+    assert raised(RecorderError, recorder.loss, None) == f"recorder.loss(): None {number}"
+    for name in ("pause", "optimizer"):
+        recorder = Recorder()
+        getattr(recorder, name)()
+        said = raised(RecorderError, recorder.step)
+        assert said == f"recorder.{name}() was called without `with`; write `with recorder.{name}():`"
+
+
+def test_two_recorders_of_a_process_need_two_folders(tmp_path):
+    first, second = Recorder(run_dir=tmp_path), Recorder(run_dir=tmp_path)
+    with first.step(samples=1):
+        said = raised(RecorderError, second.step(samples=1).__enter__)
+    assert said == (
+        f"another Recorder of this process records into {tmp_path}; create one Recorder, or close one before the "
+        "next one's first step"
+    )
+    first.close()
+    with Recorder(run_dir=tmp_path) as third, third.step(samples=1):
+        pass
+
+
+def test_a_step_in_a_worker_of_a_data_loader_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: "a worker")
+    assert raised(RecorderError, Recorder().step) == (
+        "recorder.step() was called in a worker of a DataLoader; call it in the training loop only"
+    )
 
 
 def test_the_samples_may_be_a_tensor(tmp_path):

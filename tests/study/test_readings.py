@@ -197,7 +197,7 @@ def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
     assert left.lack({"output": {**STEP_TIME, "throughput": "rate ([0-9]+)"}}) == (
         "job.out contains step_time 2 times and throughput 1 times, so the values cannot be paired (as in line 1)"
     )
-    all_dropped = "job.out contains 2 values, and workload.metrics.skip 2 drops all of them"
+    all_dropped = "job.out contains 2 values, and skip 2 drops all of them; lower it"
     assert left.lack({"output": STEP_TIME, "skip": 2}) == all_dropped
     assert left.lack({"output": {"step_time": "(time)"}}) == (
         "job.out:1: workload.metrics.output.step_time found 'time', which is not a number"
@@ -207,11 +207,14 @@ def test_an_unreadable_metric_is_reported_with_source_and_pattern(left):
 def test_a_file_is_read_by_its_columns_and_one_that_is_missing_or_has_others_is_named(left):
     path = left.folder.path / "log.csv"
     metrics = {"csv": "log.csv", "columns": {"throughput": "ips"}}
-    assert left.lack(metrics) == "the command did not create log.csv, the file named in workload.metrics.csv"
+    assert (
+        left.lack(metrics)
+        == "the command did not create log.csv in the run's folder; let it write to {run_dir}/log.csv, or correct workload.metrics.csv"
+    )
     path.write_text("\ufeffips ,step, val\n10,1,\n20,2,\n,3,0.5\n")  # a line without a value is skipped
     assert column(left.rows(metrics), "throughput_samples_per_sec") == [10.0, 20.0]
     path.write_text("a,b\n1,2\n")
-    assert left.lack(metrics) == "log.csv has no ips (workload.metrics.columns); it contains a, b"
+    assert left.lack(metrics) == "log.csv has no ips; it contains a, b; correct workload.metrics.columns"
     path.write_text("ips\nfast\n")
     assert left.lack(metrics) == "log.csv:2: contains 'fast', which is not a number"
 

@@ -81,8 +81,10 @@ def test_a_damaged_file_is_one_line_with_a_remedy(tmp_path, text, problem):
     assert raised(BenchError, read_task, RunFolder(tmp_path)) == f"{path}: workload has no device; {WRITER}"
 
 
-UNSET = "BENCH_RUN_DIR is not set; start the training with a script of `bench plan`, which sets it"
-ARGUMENTS = "the training has no arguments; change its options in the run's script"
+UNSET = (
+    "BENCH_RUN_DIR is not set; start the training with `bench run MATRIX`, or with a script of `bench plan`"
+)
+ARGUMENTS = "the training has no arguments; write its options below `workload` of a matrix: bench run MATRIX"
 
 
 @pytest.mark.parametrize(

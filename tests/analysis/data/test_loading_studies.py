@@ -65,7 +65,7 @@ def test_what_is_missing_broken_partial_or_unknown_has_a_reason_and_does_not_cou
     measured = studies.runs_frame(measure(study).runs).set_index("run_id")
     assert not measured["measured"].any()
     assert {run: messages(measured["facts"][run]) for run in (missing, broken)} == {
-        missing: "the folder of attempt 1 is missing: `bench submit --retry-failed` starts the run again",
+        missing: "the folder of attempt 1 is missing",
         broken: "metrics.csv has no epoch with samples and a throughput",
     }
 

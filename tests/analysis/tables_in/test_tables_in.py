@@ -176,10 +176,10 @@ def test_a_column_gets_a_meaning_by_an_option(tmp_path: Path, nothing_drawn: Non
     done = run_report(str(table), "--map", "gpus=cpus", "--map", "speed=speed $(x)", "--mode", "weak")
     assert done.exit_code == 2
     assert (
-        f"{table}:1: --map gpus=cpus: there is no such column; give one of 'cores', 'speed $(x)'"
+        f"{table}:1: --map gpus=cpus: there is no such column; give one of 'cores', 'speed $(x)' and"
         in done.stderr
     )
-    assert f"{table}:1: --map speed=speed $(x): no column is called 'speed'; names are " in done.stderr
+    assert f"{table}:1: --map speed=speed $(x): 'speed' has no meaning; names are " in done.stderr
 
 
 def test_names_of_columns_and_forms_of_numbers() -> None:
@@ -284,6 +284,30 @@ def test_a_missing_table_or_a_binary_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "binary.csv").write_bytes(b"gpus,time\n1,\xff\n")
     done = run_report(str(tmp_path / "binary.csv"))
     assert f"{tmp_path}/binary.csv:2: the text is not UTF-8; save it as UTF-8" in done.stderr
+
+
+def test_options_and_names_that_do_not_fit_have_one_message(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("gpus,speed,x\n1,100,1\n2,190,2\n")
+    for options, said in (
+        (["--map", "speed"], "--map speed has no =; write NAME=COLUMN, such as --map throughput=tok_s"),
+        (["--map", "throughput", "speed"], "--map throughput has no =; "),
+        (["--map", "throughput=speed", "--map", "throughput=x"], "--map gives two columns for throughput: "),
+        (
+            ["--map", "throughput=sped"],
+            f"{table}:1: --map throughput=sped: there is no such column; did you mean",
+        ),
+        (["--unit", "tokens/s"], "--unit is for logs, not for a table; omit it; "),
+        (["speed"], f"a report is of one study or table, but 2 are given: {table} speed; "),
+        (["--check"], "--check: there are no targets; add --targets FILE.yaml\n"),
+        (
+            ["--proposal", "--profile", "csc", "--target-size", "8nodes"],
+            "--target-size 8nodes is not a size; ",
+        ),
+    ):
+        errors = run_report(str(table), *options).stderr.removeprefix("reading the table\n")
+        assert errors.startswith(f"error: {said}")
+        assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -393,14 +417,17 @@ def test_patterns_make_a_table_of_the_logs_of_finished_runs(
         (["--batch", "4"], "--batch requires --mode"),
         (
             ["--set", "skip=9", "--mode", "weak"],
-            "error: one.log contains 2 values, and workload.metrics.skip 9",
+            "error: one.log contains 2 values, and skip 9",
         ),
         (
             ["--unit", "km/h"],
             "--unit 'km/h' is not known; allowed: samples/s, it/s, tokens/s, samples/s/GPU, ",
         ),
         (["--pattern", "loss=x"], "--pattern loss: 'x' has 0 groups; put ( ) around the number"),
-        (["three.log"], "'three.log' is not a size and a log; write 4=a.log, or 1x4=a.log"),
+        (
+            ["three.log"],
+            "'three.log' has no number of GPUs; write 4=three.log for 4 GPUs, or 1x4=three.log for 1 node with 4",
+        ),
     ):
         done = run_report(*words, *more)
         assert (done.exit_code, done.stdout) == (2, ""), done.output
