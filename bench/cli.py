@@ -111,14 +111,15 @@ def _unknown_option(written: str, ctx: Any) -> str:
     # Only these commands work with a matrix; a preflight sets its own repeats and time.
     if ctx.info_name == "preflight" or not {"--only", "--site", "--step-time"} & own:
         return f"{text}{alike}"
-    from .matrix.field_types import remedy_of_directive
+    from .matrix.field_types import option_of_sbatch
     from .matrix.load import place_of
 
     if place := place_of(word.replace("-", "_")):
         return f"{text}; in the matrix, write {place}"
     if alike or word not in LONG:
         return f"{text}{alike}"
-    return f"{text}; {remedy_of_directive(f'--{word}' + '=VALUE' * (LONG[word] == '='))}"
+    how = option_of_sbatch(word, value="=VALUE" * (LONG[word] == "="))
+    return f"{text}; {'in the matrix, ' * how.startswith(('use ', 'write '))}{how}"
 
 
 def _unknown_command(written: str, ctx: Any) -> str:

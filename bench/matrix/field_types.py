@@ -31,33 +31,35 @@ MAX_NODES = 100_000
 MAX_TASKS_PER_NODE = 1_024
 MAX_BATCH = 10**9
 
-#: Words that people write instead of words of the matrix.
-_SYNONYMS = {"gpu": "cuda", "num_gpus": "gpus_per_node", "num_nodes": "nodes", "time": "time_limit"}
-_SYNONYMS |= {"devices": "gpus_per_node", "tensor_parallel": "model_parallel", "name": "study"}
-_SYNONYMS |= {"queue": "partition", "walltime": "time_limit", "project": "account", "scheduler": "executor"}
-_SYNONYMS |= {
-    "lr": "learning_rate",
-    "optim": "optimizer",
-    "gradient_checkpointing": "activation_checkpointing",
+#: Words that people write instead of words of the matrix, by these.
+_WRITTEN = {
+    "study": "name",
+    "nodes": "num_nodes",
+    "gpus_per_node": "num_gpus devices",
+    "model_parallel": "tensor_parallel",
+    "partition": "queue",
+    "time_limit": "time walltime",
+    "account": "project",
+    "executor": "scheduler",
+    "setup": "module modules conda_env",
+    "command": "cmd script",
+    "per_gpu_batch": "batch batch_size",
+    "grad_accum": "gradient_accumulation_steps accumulate_grad_batches",
+    "steps_per_epoch": "steps max_steps num_steps",
+    "epochs": "num_train_epochs",
+    "learning_rate": "lr",
+    "optimizer": "optim",
+    "num_workers": "dataloader_num_workers",
+    "activation_checkpointing": "gradient_checkpointing",
+    "cuda": "gpu",
+    "fp32": "32 float32 float",
+    "bf16": "bfloat16",
+    "fp16": "16 float16 half",
+    "fsdp": "zero3 zero-3 full_shard",
+    "fsdp-keep": "zero2 zero-2 shard_grad_op",
+    "hsdp": "hybrid_shard",
 }
-_SYNONYMS |= dict.fromkeys(("gradient_accumulation_steps", "accumulate_grad_batches"), "grad_accum")
-_SYNONYMS |= dict.fromkeys(("steps", "max_steps", "num_steps"), "steps_per_epoch")
-_SYNONYMS |= {"num_train_epochs": "epochs", "dataloader_num_workers": "num_workers"}
-_SYNONYMS |= dict.fromkeys(("cmd", "script"), "command")
-_SYNONYMS |= dict.fromkeys(("module", "modules", "conda_env"), "setup")
-_SYNONYMS |= {"32": "fp32", "16": "fp16"}
-_SYNONYMS |= dict.fromkeys(("batch", "batch_size"), "per_gpu_batch")
-_SYNONYMS |= {"zero3": "fsdp", "full_shard": "fsdp", "zero2": "fsdp-keep", "shard_grad_op": "fsdp-keep"}
-_SYNONYMS |= {
-    "zero-3": "fsdp",
-    "zero-2": "fsdp-keep",
-    "hybrid_shard": "hsdp",
-    "float32": "fp32",
-    "float": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-}
+_SYNONYMS = {word: key for key, words in _WRITTEN.items() for word in words.split()}
 #: A longer list of allowed words is not part of a message.
 _LONGEST_LIST = 120
 
@@ -369,15 +371,6 @@ def _directive_value(value: str) -> str:
     return _DIRECTIVE_VALUE.check(value)
 
 
-def option_of_sbatch(key: str) -> str:
-    """Return what to write instead of a key of `cluster` that may be an option of sbatch."""
-    name = key.replace("_", "-")
-    remedy = next((own for names, own in _OWN_DIRECTIVES.items() if name in names.split()), "")
-    if remedy:
-        return remedy if remedy.startswith("use ") else f"remove it: {remedy}"
-    return f'for an option of sbatch, write `directives: ["--{name}=VALUE"]`; docs/matrix.md lists all keys'
-
-
 def _own_option(word: str, table: Mapping[str, str], flags: str) -> str | None:
     """Return the remedy in ``table`` for the option ``word``, or None if the option is not listed.
 
@@ -405,11 +398,10 @@ def _check_directive_line(value: str) -> str:
     return value
 
 
-def remedy_of_directive(option: str) -> str:
-    """Return how a matrix sets an option of sbatch, which is given as ``--name`` or ``--name=VALUE``."""
-    if own := _own_option(option, _OWN_DIRECTIVES, _SBATCH_FLAGS):
-        return own.replace("use ", "in the matrix, use ", 1)
-    return f"in the matrix, write `directives: [{option}]` below `cluster:`"
+def option_of_sbatch(name: str, *, value: str = "=VALUE") -> str:
+    """Return how a matrix sets an option of sbatch, or why it cannot."""
+    own = _own_option(f"--{name}", _OWN_DIRECTIVES, _SBATCH_FLAGS)
+    return own or f"write `directives: [--{name}{value}]` below `cluster:`"
 
 
 def split_line(value: str, *, kind: str) -> list[str]:

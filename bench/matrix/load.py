@@ -353,8 +353,12 @@ def _remedy_of_key(
     if "command" in section and isinstance(entry, dict) and "name" not in entry and isinstance(value, str):
         return f"write {{name: {written}, run: COMMAND}}"
     remedy = did_you_mean(key, known, cutoff=0.74, all_in=_document_of(root))
-    is_near = "did you mean" in remedy
-    return option_of_sbatch(key) if section == ["cluster"] and not is_near else remedy
+    if section != ["cluster"] or "did you mean" in remedy:
+        return remedy
+    how = option_of_sbatch(key.replace("_", "-"))
+    if how.startswith("write "):
+        return f"for an option of sbatch, {how}; docs/matrix.md lists all keys"
+    return how if how.startswith("use ") else f"remove it: {how}"
 
 
 def place_of(setting: str) -> str:
