@@ -35,13 +35,6 @@ def one_line(value: Any, *, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def cut(text: str, *, limit: int) -> str:
-    """Return a text with at most ``limit`` characters, which ends after a word if it has several."""
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit - 1].rpartition(' ')[0] or text[: limit - 2]} …"
-
-
 def message(finding: Finding) -> str:
     """Return a finding in words, cleaned, on one line."""
     return one_line(finding.message, limit=8000)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import owner_readable, owner_writable, write_atomically
-from ddp_scaling_bench.units import join_names
+from ddp_scaling_bench.units import join_names, short_name
 from ddp_scaling_bench.variables import is_shown
 from ddp_scaling_bench.version import __version__
 
@@ -32,7 +33,8 @@ from .matrix.warnings import LongNodelist, PlanWarning
 from .package import package_name, write_package
 from .render import Renderer
 from .study.layout import StudyFolder
-from .study.plan_json import find_plan, physical_values, place_of, write_plan_json
+from .study.ledger import RunState
+from .study.plan_json import find_plan, open_study, physical_values, place_of, write_plan_json
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ def write_plan(plan: Plan, root: Path) -> StudyFolder:
 
     If ``cluster.env`` sets a variable that is not shown, only the owner can read the files.
 
-    Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results
-    cannot change.
+    Planning again is safe: a study can grow (more sizes, more repeats), but a cell that has results, or
+    that may be running, cannot change.
 
     Raises:
         BenchError: the folder contains results of another matrix, or cannot be written.
@@ -246,16 +248,22 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
     cells = {run["cell_id"] for run in old["runs"] if run["run_id"] in tried}
     known_runs = {run.run_id for run in plan.runs}
     given = {*plan.matrix.workload.model_fields_set, *plan.matrix.axes.given}
+    with_results: set[str] | None = None  # the ledger is read if a cell has changed
     for cell in old["cells"]:
         if cell["cell_id"] in cells:
             where = f"{plan.document.path}: study {name}"
-            what = f"{where} has results of cell {cell['cell_id']}, which this matrix"
             if (planned := new.get(cell["cell_id"])) is None:
-                raise BenchError(f"{what} omits", remedy=remedy)
+                what = f"{where} has runs of cell {cell['cell_id']}, which this matrix omits"
+                raise BenchError(what, remedy=remedy)
             if changes := _changes(physical_values(cell), planned):
+                if with_results is None:
+                    with_results = _cells_with_results(folder)
+                if cell["cell_id"] not in with_results:
+                    continue
                 # Changes of this matrix come before those of defaults.
-                changes.sort(key=lambda text: text.split(" ")[0] not in given)
-                raise BenchError(f"{what} changes ({join_names(changes, most=1)})", remedy=remedy)
+                changes.sort(key=lambda text: re.split("[. ]", text)[0] not in given)
+                what = f"{where} has results of cell {cell['cell_id']}, which this matrix changes"
+                raise BenchError(f"{what} ({join_names(changes, most=1)})", remedy=remedy)
     lost = sorted(
         run["run_id"] for run in old["runs"] if run["run_id"] in tried and run["run_id"] not in known_runs
     )
@@ -263,12 +271,25 @@ def _check_existing_results(folder: StudyFolder, old: dict[str, Any] | None, pla
         raise BenchError(f"study {name} has results of run {lost[0]}, which this matrix omits", remedy=remedy)
 
 
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [
-        f"{name} from {value_text(before.get(name))[:40]} to {value_text(now.get(name))[:40]}"
-        for name in {**before, **now}
-        if before.get(name) != now.get(name)
-    ]
+def _cells_with_results(folder: StudyFolder) -> set[str]:
+    """Return the cells with a run that is not known to have ended without a result."""
+    study = open_study(folder)
+    states = study.records()
+    without = (RunState.PLANNED, RunState.FAILED, RunState.CANCELLED)
+    return {run.cell_id for run in study.runs if states[run.run_id].state not in without}
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
+    """Return each value that differs, such as ``epochs from 2 to 3``."""
+    found: list[str] = []
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += _changes(old, new, f"{within}{name}.")
+        elif old != new:
+            texts = [short_name(value_text(value)) for value in (old, new)]
+            found.append(f"{within}{name} from {' to '.join(texts)}")
+    return found
 
 
 def _remove_stale_scripts(folder: StudyFolder, old: dict[str, Any] | None, plan: Plan) -> None:

@@ -216,6 +216,13 @@ def short_name(value: object) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
+def cut(text: str, *, limit: int) -> str:
+    """Return a text with at most ``limit`` characters, which ends after a word if it has several."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 1].rpartition(' ')[0] or text[: limit - 2]} …"
+
+
 #: The most names in a sentence.
 MOST_NAMES = 4
 

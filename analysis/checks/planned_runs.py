@@ -35,11 +35,16 @@ class IncompleteRuns(Finding, kind="incomplete"):
     """Runs that do not count; ``example`` is the reason of the first run that has one."""
 
     heading = "Incomplete"
-    remedy = "`bench submit`, or `bench submit --retry-failed`."
     runs: int
     missing: int
     outcomes: tuple[OutcomeCount, ...]
     example: str = ""
+    of_table: bool = False
+
+    def _remedy(self) -> str:
+        if self.of_table:
+            return "Measure these rows, and add their values to the table."
+        return "`bench submit`, or `bench submit --retry-failed`."
 
     def _message(self) -> str:
         of_all = f"{self.missing:,} of {count(self.runs, 'run')} {'does' if self.missing == 1 else 'do'} not"
@@ -68,7 +73,10 @@ class DamagedFiles(Finding, kind="damaged-files"):
     """The first damaged file of each completed run that has one, in words."""
 
     heading = "Damaged files"
-    remedy = "Restore these files; `sha256sum -c SHA256SUMS` in a run's folder shows which ones differ."
+    remedy = (
+        "Restore these files (`sha256sum -c SHA256SUMS` names them), or delete the runs' folders and call "
+        "`bench submit --retry-failed`."
+    )
     files: tuple[str, ...]
 
     def _message(self) -> str:
@@ -78,6 +86,9 @@ class DamagedFiles(Finding, kind="damaged-files"):
 @check("throughput", possible=lambda about: {row.cell_id for row in about.measured})
 def _missing_values(about: CheckedStudy) -> Iterator[Finding]:
     missing = [run for run in about.runs if not run.measured and not run.left_out]
+    damaged = [(run.cell_id, run.folder) for run in about.runs if run.folder and not run.values_folder]
+    if len(missing) < len(about.runs):  # else no run has a throughput
+        missing = [run for run in missing if not run.folder or run.values_folder]
     if missing or not about.runs:
         yield (NoThroughput if len(missing) == len(about.runs) else IncompleteRuns)(
             subject=distinct(run.cell_id for run in missing),
@@ -85,8 +96,8 @@ def _missing_values(about: CheckedStudy) -> Iterator[Finding]:
             missing=len(missing),
             outcomes=count_outcomes(missing),
             example=one_line(next((messages(run.facts) for run in missing if run.facts), ""), limit=200),
+            of_table=about.study.table is not None,
         )
-    damaged = [(run.cell_id, run.folder) for run in about.runs if run.folder and not run.values_folder]
     if damaged:
         files = tuple(find_damage(folder) for _, folder in damaged)
         yield DamagedFiles(subject=distinct(cell for cell, _ in damaged), files=files)

@@ -49,12 +49,12 @@ from analysis.stats.scaling import AXES_COLUMNS
 from analysis.tables_in.read import read_table
 from analysis.tables_in.study import study_of_table
 from analysis.targets import TargetRow, target_lines
-from analysis.text import cut, heading, markdown, message, plain
+from analysis.text import heading, markdown, message, plain
 from bench.study.ledger import Record
 from ddp_scaling_bench.errors import BenchError, unwritable
 from ddp_scaling_bench.files import read_json, write_atomically
 from ddp_scaling_bench.finding import Finding
-from ddp_scaling_bench.units import capital, count, names
+from ddp_scaling_bench.units import capital, count, cut, names
 
 if TYPE_CHECKING:
     from analysis.report.proposal import Proposal, Request

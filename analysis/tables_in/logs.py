@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,7 +73,8 @@ def metrics_of(patterns: Sequence[str], units: Sequence[str], settings: Sequence
     content["output"] = dict(text.partition("=")[::2] for text in patterns)
     if unknown := [name for name in content["output"] if name not in get_args(Quantity)]:
         what = f"--pattern {unknown[0]!r} does not begin with throughput=, step_time= or loss="
-        raise BenchError(what, remedy="write for example: --pattern throughput='throughput ([0-9.]+)'")
+        own = shlex.quote(f"throughput={patterns[0]}")
+        raise BenchError(what, remedy=f"write for example: --pattern {own}")
     content["units"] = {name: unit for unit in units for name, known in UNITS.items() if unit in known}
     if wrong := [unit for unit in units if not any(unit in known for known in UNITS.values())]:
         allowed = ", ".join(unit for known in UNITS.values() for unit in known)

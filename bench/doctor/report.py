@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from ddp_scaling_bench.text import one_line
-from ddp_scaling_bench.units import percent
+from ddp_scaling_bench.units import cut, percent
 
 from .catalogue import FAILURE, SLOW, WARNING
 from .diagnosis import Cause, Diagnosis
 
-_WIDTH = 100
+#: The most characters of an excerpt of a log, and of the names of runs.
+_LONGEST_EXCERPT, _LONGEST_LIST = 280, 600
 _UNKNOWN = "No known cause. This does not show that the job succeeded."
 #: What to do about a failed run of which no line is known.
 _SEARCH = (
@@ -21,7 +21,7 @@ _SEARCH = (
 
 
 def as_text(diagnosis: Diagnosis, *, completed: bool = False, failed: bool = False) -> str:
-    """Format a diagnosis as text in lines of about 100 characters, starting with the first cause.
+    """Format a diagnosis as text, starting with the first cause; a terminal breaks its long lines.
 
     If it is known that the run ``completed``, its logs need no cause of a failure. If it ``failed``, the
     first of the last lines is the reason in the ledger.
@@ -41,7 +41,7 @@ def study_as_text(
     for found, runs in failures:
         first = found.first_failure
         *above, last = [_cause(first)] if first else _unknown(found, failed=True)
-        named = _wrapped(f"Runs: {', '.join(runs)}", "  ", max_lines=6)
+        named = "  " + cut(f"Runs: {', '.join(runs)}", limit=_LONGEST_LIST)
         blocks += [*above, f"{last}\n{named}"]
     return "\n\n".join(blocks + _others(others, completed=completed)) + "\n"
 
@@ -50,7 +50,7 @@ def _unknown(diagnosis: Diagnosis, *, failed: bool) -> list[str]:
     lines = [f"  {one_line(at.path)}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
     if failed:
         heading = "No known cause. The reason of the end, and the last lines:"
-        return [heading, *lines, _wrapped(f"Do:  {_SEARCH}", "  ")]
+        return [heading, *lines, f"  Do:  {_SEARCH}"]
     what = "The last lines, errors if there are any:" if lines else "The logs are empty."
     return [f"{_UNKNOWN} {what}", *lines]
 
@@ -73,17 +73,13 @@ def _cause(cause: Cause) -> str:
     share = f"{percent(cause.share)} of the step  " if cause.share is not None else ""
     path = one_line(cause.path)
     place = path if cause.line is None else f"{path}:{cause.line}"
-    why, remedy = _wrapped(f"Why: {cause.explanation}", "  "), _wrapped(f"Do:  {cause.remedy}", "  ")
+    why, remedy = (
+        f"  {name} {' '.join(text.split())}"
+        for name, text in (("Why:", cause.explanation), ("Do: ", cause.remedy))
+    )
     lines = (f"{cause.cause}  {share}{place}", _evidence(cause.evidence), why, remedy)
     return "\n".join(filter(None, lines))
 
 
 def _evidence(text: str) -> str:
-    return _wrapped(text, "    ", max_lines=3)
-
-
-def _wrapped(text: str, indent: str, max_lines: int | None = None) -> str:
-    """Wrap text at about 100 characters and shorten it to ``max_lines``."""
-    width = _WIDTH - len(indent)
-    lines = textwrap.wrap(text, width, break_on_hyphens=False, max_lines=max_lines, placeholder=" …")
-    return "\n".join(indent + line for line in lines)
+    return f"    {cut(' '.join(text.split()), limit=_LONGEST_EXCERPT)}"

@@ -535,7 +535,7 @@ def _command_warnings(matrix: Matrix, document: Document, cells: Sequence[Cell])
         return
     yield from _own_launches(matrix, document, cells)
     yield from _missing_scripts(matrix, document)
-    yield from _shell_variables(matrix, document)
+    yield from _literal_words(matrix, document)
     if sum(cell.repeats for cell in cells) > 1:
         yield from _shared_outputs(matrix, document, cells)
     named = {name for _, words in commands for name in names_in(words)}
@@ -569,9 +569,11 @@ def _missing_scripts(matrix: Matrix, document: Document) -> Iterator[PlanWarning
         yield warnings.MissingScript(script=script, **_at(document, *place))
 
 
-def _shell_variables(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
-    """Yield a warning for each variable in a command that no shell replaces."""
+def _literal_words(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
+    """Yield a warning for each variable and each quotation mark that stays as it is."""
     for place, words in _commands(matrix):
+        if quoted := next((word for word in words if re.search("[\u2018-\u201f]", word)), ""):
+            yield warnings.TypographicQuote(word=quoted, **_at(document, *place))
         if not any(INTERPRETER.fullmatch(Path(word).name) and "python" not in word for word in words):
             for variable in re.findall(r"\$\{?[A-Za-z_{]\w*\}*", " ".join(words)):
                 yield warnings.ShellVariable(variable=variable, **_at(document, *place))

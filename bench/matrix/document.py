@@ -365,6 +365,11 @@ class _Builder:
                     self.document.add_problem(line, what, f"write {assigned[1]}: VALUE")
                     continue
                 remedy = f"write {alone!r}" if alone else "write KEY: VALUE or a list with [ ], or quote it"
+                begin = self.document.text[: key_node.start_mark.index][-100:]
+                if value := re.search(
+                    r"([\w.]+:) *([^\s{}\[\],:'\"]+,)$", begin
+                ):  # CUDA_VISIBLE_DEVICES: 0,1
+                    remedy = f'a comma ends a value within {{ }}: write {value[1]} "{value[2]}{written}"'
                 self.document.add_problem(line, f"{written!r} is a key without a colon and a value", remedy)
                 if alone:
                     return alone

@@ -178,6 +178,8 @@ def _message(finding: Any, place: Place, root: type[BaseModel], document: Docume
         remedy = did_you_mean(str(value), allowed, cutoff=0.6, all_in=_document_of(root))
         if place[0] == "scaling" and "did you mean" not in remedy:
             remedy += "; write one entry for each mode"
+    if _MESSAGES[kind] == _MAPPING and 0 < len(keys := _known_keys(place, root)) < 4:
+        remedy = f"write its keys ({', '.join(keys)}) below it in indented lines"
     return f"{name} {what}", _remedy(kind, value, place) or remedy
 
 
@@ -325,11 +327,14 @@ def _remedy_of_key(
         return f"to compare values, write `{key}.NAME: [VALUE, ...]` below `axes:`"
     if rest and name in ("args", "env") and is_section:
         return f"write `{written}: [{value if value and name == 'args' else 'VALUE'}]` below `axes:`"
-    if section == ["axes"] and written.startswith("-"):
+    has_command = document.value(("workload", "command")) and not get_close_matches(key, known, cutoff=0.74)
+    if section == ["axes"] and (written.startswith("-") or (has_command and not others)):
         return f"for an argument of the command, write `args.{written.lstrip('-')}: [VALUE, ...]`"
     if is_section and key.isupper() and "_" in key:
         one = f"`env: {{{key}: VALUE}}` below `cluster:`"
         return f"for a variable, write {one}, or to compare values `env.{key}: [VALUE, ...]` below `axes:`"
+    if isinstance(value, list) and section and key in _known_keys((), Matrix) and root in _FILES:
+        return "write it at the top level of the matrix"
     if others and is_section:
         if section == [] and document.value((others[0],)) is None and (others[0],) in document.lines:
             return f"indent it, because it belongs to `{others[0]}:`"
@@ -339,7 +344,8 @@ def _remedy_of_key(
             return f"write it below `scaling:`, such as - {_BATCH_OF.get(key, _ENTRIES['scaling'])}"
         return f"write it below `{others[0]}:`"
     if key in _FOREIGN_KEYS and is_section:
-        return f"write {_FOREIGN_KEYS[key]}"
+        is_set = _FOREIGN_KEYS[key] == _GPUS and document.value(("axes", "gpus_per_node"))
+        return "remove it: axes.gpus_per_node sets it" if is_set else f"write {_FOREIGN_KEYS[key]}"
     if key in _known_keys((), Matrix) and root in _FILES:
         return "write it at the top level of the matrix"
     if key in _known_keys((), Site) and root is Matrix:

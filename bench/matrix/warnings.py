@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddp_scaling_bench.finding import Recorded
-from ddp_scaling_bench.units import count, join_names, listed
+from ddp_scaling_bench.units import count, join_names, listed, short_name
 
 #: Number of cells that a warning names.
 NAMED_CELLS = 3
@@ -244,6 +244,15 @@ class ShellVariable(PlanWarning, kind="shell-variable"):
             f"{self.variable} is passed literally, because no shell reads the command; write a placeholder "
             "such as {per_gpu_batch}, or bash -c and the command in quotes"
         )
+
+
+class TypographicQuote(PlanWarning, kind="typographic-quote"):
+    """A command contains a quotation mark of a text, as from a web page."""
+
+    word: str
+
+    def _message(self) -> str:
+        return f"{short_name(self.word)} has a quotation mark that does not quote; write ' or \" instead"
 
 
 class MissingScript(PlanWarning, kind="missing-script"):

@@ -276,7 +276,10 @@ def _check_name(name: str) -> None:
         return
     if name in _RANK_VALUES:
         raise ValueError(f"{{{name}}} differs between ranks; read ${name.upper()} in the command")
-    raise ValueError(f"unknown placeholder {{{name}}}; {did_you_mean(name, allowed, cutoff=0.6)}")
+    hint = did_you_mean(name, allowed, cutoff=0.6)
+    raise ValueError(
+        f"unknown placeholder {{{name}}}; {hint}; for an axis args.{name}, write {{args.{name}}}"
+    )
 
 
 #: A list of words, or a text that is split into words.

@@ -183,7 +183,7 @@ class PlannedStudy:
     def scheduler(self) -> SchedulerSpec:
         """The scheduler that the executor names; raise BenchError if it is unknown."""
         if self.executor not in SCHEDULERS:
-            raise invalid_plan(self.folder, f"executor {self.executor!r} is unknown")
+            raise invalid_plan(self.folder, f"has an unknown executor, {self.executor!r}")
         return SCHEDULERS[self.executor]
 
     @property
@@ -384,7 +384,9 @@ def read_plan(folder: StudyFolder) -> dict[str, Any]:
         raise invalid_plan(folder, problem) from None
     known = {cell["cell_id"] for cell in plan["cells"]}
     if lost := next((run for run in plan["runs"] if run["cell_id"] not in known), None):
-        raise invalid_plan(folder, f"the cell {lost['cell_id']!r} of run {lost['run_id']!r} is not defined")
+        raise invalid_plan(
+            folder, f"is damaged: the cell {lost['cell_id']!r} of run {lost['run_id']!r} is not defined"
+        )
     return plan
 
 
@@ -403,11 +405,13 @@ def find_plan(folder: StudyFolder) -> dict[str, Any] | None:
 def invalid_plan(folder: StudyFolder, problem: str) -> BenchError:
     """Return the error for a broken plan.json; ``problem`` is the reason why the file cannot be used."""
     remedy = (
-        f"restore it, or move {folder.path} away and plan the matrix again" if folder.has_runs else REPLAN
+        f"restore it; without a copy, move {folder.path} away with its runs, and plan the matrix again"
+        if folder.has_runs
+        else REPLAN
     )
     if folder.archive:
         remedy = "read it with the version of bench that wrote it, or archive the study again"
-    return BenchError(f"{folder.shown(folder.plan_json)}: {problem}", remedy=remedy)
+    return BenchError(f"{folder.shown(folder.plan_json)} {problem}", remedy=remedy)
 
 
 def write_plan_json(folder: StudyFolder, content: dict[str, Any], *, private: bool = False) -> None:

@@ -168,7 +168,8 @@ class Session(Recording):
             most, fewest = max(counts), min(counts)
             most_rank, fewest_rank = counts.index(most), counts.index(fewest)
             writer.add(StepsDiffer(most_rank=most_rank, fewest_rank=fewest_rank, most=most, fewest=fewest))
-        if not writer.epochs and (steps or not timeout_s):
-            writer.add(NoWindow(steps=self.warmup_steps + 1))
+        if not writer.epochs:
+            if steps or not timeout_s:  # without a step, that is the failure
+                writer.add(NoWindow(steps=self.warmup_steps + 1))
         elif timeout_s and (fewer := writer.fewer_windows()):  # else an exception ended the training
             writer.add(fewer)

@@ -162,7 +162,7 @@ OUTSIDE = ('{"source": "recorder"}', '{"csv": "../x"}')
 #: Changes of plan.json, and the beginning of the reason why it cannot be read.
 CANNOT_READ = "is not a plan that this version can read"
 DAMAGES = [
-    (lambda text: text[:-40], "is damaged, or was cut short; restore it, or move "),
+    (lambda text: text[:-40], "is damaged, or was cut short; restore it; without a copy, move "),
     (
         lambda text: text.replace(*STRING, 1),
         f"{CANNOT_READ} (cells.0.nodes: Input should be a valid integer)",
@@ -186,7 +186,7 @@ def test_a_damaged_plan_is_one_clear_error_of_every_command(study):
             words = [command, str(study), *([str(study)] if command == "compare" else [])]
             words += ["--samples", "1M"] if command == "advise" else []
             said = refusal(*words, cwd=study.parent)
-            assert said.startswith(f"{path}: {problem}")
+            assert said.startswith(f"{path} {problem}")
             assert "\n" not in said
 
 

@@ -131,7 +131,9 @@ def test_the_duration_of_a_command_is_known_only_from_its_runs(tmp_path):
 def test_other_step_times_are_refused():
     for text in ("", "x", "0", "-1", "0=1", "4=", "a=1", "inf", "nan"):
         said = raised(BenchError, parse_step_times, [text])
-        assert said.startswith(f"--step-time {text!r} is not a step time; write SECONDS, or SIZE=SECONDS")
+        assert said.startswith(
+            f"--step-time {text!r} is not a step time; write seconds, such as 0.25, or SIZE=SECONDS"
+        )
 
 
 def test_without_a_terminal_a_cost_above_the_limit_of_the_site_is_an_error(tmp_path):

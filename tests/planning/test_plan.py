@@ -16,6 +16,8 @@ from bench.plan import Plan, make_plan, ordered_runs, plan_content, scripts, wri
 from bench.shipped import find_matrix, shipped
 from bench.study.found import read_findings
 from bench.study.layout import StudyFolder
+from bench.study.ledger import Ledger, Record, RunState
+from bench.study.plan_json import open_study, read_plan
 from ddp_scaling_bench.cell_json import read_cell
 from ddp_scaling_bench.errors import BenchError, InputError
 from tests.common import raised, run_program, write_program
@@ -80,12 +82,15 @@ def test_a_study_with_results_can_grow(tmp_path):
     assert len(json.loads(folder.plan_json.read_text())["runs"]) == 15
 
 
+CHANGED = "results of cell n1x4-nccl-srun-b8, which this matrix changes"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ("[1, 2]", "[2]", "omits"),
-        ("repeats: 2", "workload: {epochs: 9}", "changes (epochs from 3 to 9)"),
-        ("30m", "30m, exclusive: false", "changes (exclusive from true to false)"),
+        ("[1, 2]", "[2]", "runs of cell n1x4-nccl-srun-b8, which this matrix omits"),
+        ("repeats: 2", "workload: {epochs: 9}", f"{CHANGED} (epochs from 3 to 9)"),
+        ("30m", "30m, exclusive: false", f"{CHANGED} (exclusive from true to false)"),
     ],
 )
 def test_a_cell_that_has_results_cannot_change(tmp_path, old, new, what):
@@ -94,9 +99,20 @@ def test_a_cell_that_has_results_cannot_change(tmp_path, old, new, what):
         give_it_a_run(folder, f"n1x4-nccl-srun-b8-r{repeat}")
     before = folder.plan_json.read_bytes()
     said = raised(BenchError, planned, tmp_path, MATRIX.replace(old, new))
-    assert f"m.yaml: study s has results of cell n1x4-nccl-srun-b8, which this matrix {what}" in said
+    assert f"m.yaml: study s has {what}" in said
     assert said.endswith(f"; give the matrix another `study:` name, or move {folder.path} away")
     assert folder.plan_json.read_bytes() == before
+
+
+def test_a_cell_can_change_if_all_its_runs_have_ended_without_a_result(tmp_path):
+    folder, changed = planned(tmp_path), MATRIX.replace("repeats: 2", "workload: {epochs: 9}")
+    give_it_a_run(folder, run_id := "n1x4-nccl-srun-b8-r1")
+    ledger = Ledger(folder.ledger)
+    ledger.append([Record(run_id=run_id, attempt=1, state=RunState.RUNNING, job_name="j", job_id="1")])
+    assert CHANGED in raised(BenchError, planned, tmp_path, changed)
+    ledger.append([Record(run_id=run_id, attempt=1, state=RunState.FAILED, job_name="j", job_id="1")])
+    assert {cell["workload"]["epochs"] for cell in read_plan(planned(tmp_path, changed))["cells"]} == {9}
+    assert open_study(folder).records()[run_id].state is RunState.FAILED
 
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):

@@ -265,7 +265,7 @@ def test_messages_name_the_archive_instead_of_its_temporary_folder(tmp_path):
     assert {path.split("/")[0] for path in paths} == {"a.tar.gz"}
     study.plan_json.write_text("{")
     write_archive(study, tmp_path / "b.tar.gz")
-    assert refusal("status", "b.tar.gz", cwd=tmp_path).startswith("b.tar.gz/plan.json: is damaged")
+    assert refusal("status", "b.tar.gz", cwd=tmp_path).startswith("b.tar.gz/plan.json is damaged")
 
 
 def test_an_archive_has_all_files_but_traces_and_reports(small, tmp_path):

@@ -17,12 +17,13 @@ from analysis.checks.scaling_table import scaling_table
 from analysis.data.load import load_study
 from analysis.decide import SlowBaseline, SlowerThanSmaller, decide
 from analysis.stats.measured import measure
-from analysis.text import cut, message
+from analysis.text import message
 from bench.cli import app
 from bench.matrix.cell import Cell, Resources
 from bench.study.layout import StudyFolder
 from ddp_scaling_bench.finding import Finding
 from ddp_scaling_bench.measure.findings import SeparateTrainings
+from ddp_scaling_bench.units import cut
 from tests.analysis import studies
 from tests.analysis.studies import write_ranks
 from tests.common import change_json, edited_csv
