@@ -76,14 +76,14 @@ def _usage(error: Any) -> str:
         return f"{error.param.opts[0]} {first['input']}: give {wanted} ({_meaning(error.param)})"
     if text.startswith("No such option"):
         return _unknown_option(error.option_name, error.ctx)
-    if text.startswith("No such command"):
-        return _unknown_command(text.split("'")[1], error.ctx)
+    if unknown := re.match(r"No such command (['\"])(.*)\1(?:\. Did|$)", text):
+        return _unknown_command(unknown[2], error.ctx)
     if text.startswith("Got unexpected extra argument"):
         return _extra_words(text.partition("(")[2].partition(")")[2].strip(" ()"), error.ctx)
     if text.startswith("Missing argument 'matrix'"):
         return f"it needs a matrix: a YAML file, or a shipped example (bench {name} smoke_cpu)"
-    if option := getattr(error, "option_name", ""):
-        param = next(one for one in error.ctx.command.params if option in one.opts)
+    option, params = getattr(error, "option_name", ""), error.ctx.command.params if error.ctx else ()
+    if param := next((one for one in params if option in one.opts), None):
         only = f"does not take a value; write only {option}"
         return f"{option} {only if param.is_flag else f'needs a value ({_meaning(param)})'}"
     return text

@@ -27,12 +27,12 @@ def find_matrix(name: str) -> Path:
     for own in (path, Path(f"{name}.yaml")):
         if own.is_file():
             return own
-    for alike in (path.parent / f"{path.stem}{suffix}" for suffix in (".yaml", ".yml")):
-        if alike.is_file() and not path.exists():
-            raise missing_file(path, what="matrix file", remedy=f"did you mean {alike}?")
     examples = {example.stem: example for example in sorted(shipped("matrices").glob("*.yaml"))}
     stem = name.removesuffix(".yaml").removeprefix("matrices/")
     if stem in examples:
         return examples[stem]
+    for alike in (path.parent / f"{path.stem}{suffix}" for suffix in (".yaml", ".yml")):
+        if alike.is_file() and not path.exists():
+            raise missing_file(path, what="matrix file", remedy=f"did you mean {alike}?")
     remedy = f"give the path of a YAML file, or one of the shipped examples: {', '.join(examples)}"
     raise missing_file(path, what="matrix file", remedy=remedy)

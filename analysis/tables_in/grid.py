@@ -103,7 +103,7 @@ def split(text: str, problems: TableProblems) -> list[Grid]:
     """
     lines = text.splitlines()
     rules = [place for place, line in enumerate(lines) if place and _MARKDOWN_RULE.fullmatch(line.strip())]
-    if not rules and problems.path.suffix == ".md" and text.strip():
+    if not rules and problems.path.suffix == ".md" and text.strip() and not re.search("[,;\t]", text):
         remedy = "write |---|---| below the names of its columns, and one row per run or per size"
         raise BenchError(f"{problems.path}: there is no Markdown table in it", remedy=remedy)
     if rules:
@@ -140,7 +140,10 @@ def _delimited_rows(lines: list[str], path: Path) -> tuple[list[tuple[int, list[
         pairs = enumerate(lines[skipped:], skipped + 1)
         cells = [(line, re.split(r"\t\s*|\s{2,}", text.strip())) for line, text in pairs]
         if len(cells[0][1]) == 1:
-            remedy = f"put a comma, a tab or two blanks between them; for a log: bench doctor {path}"
+            remedy = (
+                "put a comma, a tab or two blanks between them, and remove other lines above them; "
+                f"for a log: bench doctor {path}"
+            )
             raise BenchError(f"{path}:{skipped + 1}: nothing separates names of columns", remedy=remedy)
         return cells, False
     reader = csv.reader(lines[skipped:], delimiter=separator, skipinitialspace=separator != "\t", strict=True)

@@ -161,8 +161,10 @@ class _Columns:
         if not self.names and all(map(_is_number, self.grid.names)):
             what = "the first line has numbers, not names of columns"
             return [(what, "put a line of names above it, such as gpus,throughput")]
-        named = [name for name in map(_plain, self.grid.names) if heading(name)]
-        if twice := [name for name, times in Counter(named).items() if times > 1]:
+        of_name: dict[str, set[tuple[str, ...]]] = {}
+        for place, name in enumerate(map(_plain, self.grid.names)):
+            of_name.setdefault(name, set()).add(tuple(self.grid.column(place)))
+        if twice := [name for name, columns in of_name.items() if len(columns) > 1 and heading(name)]:
             return [(f"two columns have the name {twice[0]!r}", "rename or remove one of them")]
         for meaning, column in self.names.items():
             if _plain(meaning) in map(_plain, self.grid.names) and heading(column) is not None:

@@ -110,12 +110,13 @@ def _shown_root(root: Path) -> str:
 def no_study(root: Path) -> BenchError:
     """Return the error for a folder without studies; the remedy names a folder near it that has some."""
     what = f"no study is planned below {_shown_root(root)}"
-    with suppress(OSError):  # a folder above may not be readable
-        for above in root.resolve().parents[:3]:
-            for place in (above, above / "results"):
-                if any(studies(place)):
-                    there = os.path.relpath(place)
-                    return BenchError(what, remedy=f"studies are below {there}: give --results {there}")
+    here = Path.cwd()
+    around = [path.parent for path in (here, root) if StudyFolder(path).is_planned]
+    for place in (here, *around, *(above / "results" for above in (here, *here.parents[:2]))):
+        with suppress(OSError):  # it may not be readable
+            if any(studies(place)):
+                there = os.path.relpath(place)
+                return BenchError(what, remedy=f"studies are below {there}: give --results {there}")
     if root.is_dir() or root == Path("results"):
         return BenchError(what, remedy=f"the next step: {step_in_folder(root)}")
     return BenchError(
@@ -185,8 +186,9 @@ def _not_a_study(name: str, root: Path, known: Sequence[str]) -> BenchError:
     parts = re.split("[,;:]", name)
     places = [one for one in (inside, Path(f"{inside}{SUFFIX}")) if one.exists()]
     near = [*places, *get_close_matches(path.name, known, n=1)]
-    meant = " ".join(parts) if {*parts} <= {*known} else near[0] if near else None
-    remedy = f"did you mean {meant}?" if meant else "give the name or folder of one of these"
+    remedy = f"did you mean {near[0]}?" if near else "give the name or folder of one of these"
+    if {*parts} <= {*known}:
+        remedy = f"give one study, such as {parts[0]}"
     return BenchError(f"{what} (planned: {listed})", remedy=remedy)
 
 
@@ -328,8 +330,10 @@ def only(planned: PlannedStudy, filters: Sequence[str]) -> list[Run]:
     runs, cells, names = planned.runs, planned.cells, short_names(planned) if filters else {}
     if "" in filters:
         raise BenchError("--only is empty", remedy="give KEY=VALUE or a pattern of run names, or omit it")
-    matching = [[run for run in runs if _matches(run, cells[run.cell_id], names, one)] for one in filters]
-    kept = [run for run in runs if all(run in some for some in matching)]
+    matching = [
+        {run.run_id for run in runs if _matches(run, cells[run.cell_id], names, one)} for one in filters
+    ]
+    kept = [run for run in runs if all(run.run_id in some for some in matching)]
     if kept or not filters or not runs:
         return kept
     lone = next((one for one, some in zip(filters, matching, strict=True) if not some), None)

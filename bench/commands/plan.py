@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ..archive import is_archive
 from ..cost import Cost, Costs, hint, idle_gpus, named, parse_step_times, summary, total
 from ..matrix.cell import Cell, labelled_commands, value_text
 from ..study.layout import StudyFolder
-from ..study.plan_json import PlannedStudy, find_plan, open_study
+from ..study.plan_json import PlannedStudy, open_study
 from ..terminal import (
     SHOWN_ROWS,
     print_commands,
@@ -103,9 +103,11 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
 
 def _warn_of_other_matrix(path: Path, folder: StudyFolder) -> None:
     """Print a warning if a study was planned from another file that still exists."""
-    other = folder.path / (find_plan(folder) or {}).get("matrix_file", "")
-    if other.is_file() and not other.samefile(path):
-        before = f"{path}: replaces the plan of {os.path.relpath(other)}, which has the same name of a study"
+    with suppress(BenchError, OSError):  # no plan, or a matrix that cannot be read
+        other = open_study(folder).matrix_path
+        if not other or Path(other).samefile(path):
+            return
+        before = f"{path}: replaces the plan of {other}, which has the same name of a study"
         say(f"warning: {before}; if they are two studies, give one another `study:` name")
 
 

@@ -341,7 +341,7 @@ def _request(
     for option, number in (("--epochs", epochs), ("--trainings", trainings)):
         if number > 1 and samples is None:
             raise BenchError(f"{option} requires --samples", remedy="add --samples, the samples per epoch")
-    if target_size and not re.fullmatch(r"\d+(?: (?:gpus?|ranks?))?|\d+ ?[x×] ?\d+|.*-.*", target_size, re.I):
+    if re.fullmatch(r"\s*\d+\s*nodes?\s*", target_size, re.I):
         remedy = "give nodes x GPUs of a node, as 8x4, or a number of GPUs, as 32"
         raise BenchError(f"--target-size {target_size} is not a size", remedy=remedy)
     if target_size and profile is None:

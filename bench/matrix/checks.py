@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -519,7 +520,7 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
         yield warnings.ContainerProgram(program=container[0], **_at(document, "cluster", "container"))
     if not (container or cluster.hosts or _commands(matrix)):
         for folder in sorted({str(cell.workload["data"]) for cell in cells} - {"synthetic"}):
-            if not Path(folder).is_dir():
+            if not os.path.isdir(folder):  # noqa: PTH112 (False if it cannot be read)
                 yield warnings.MissingData(folder=folder, **_at(document, *_place("data", matrix)))
     cores, place = cluster.cpus_per_task, _at(document, "cluster", "cpus_per_task")
     workers = max(cell.workload.get("num_workers", 0) for cell in cells)
