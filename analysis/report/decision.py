@@ -100,6 +100,7 @@ class Decision:
     groups: list[tuple[str, list[SizeRow]]]
     answers: list[Answer]
     lines: list[tuple[str, str]]
+    more: str
 
 
 def decisions(results: Results) -> list[Decision]:
@@ -116,7 +117,7 @@ def decisions(results: Results) -> list[Decision]:
         labels, shared = short_labels(results.parts, shown)
         alone = list(labels.values()) if len(shown) == 1 else []
         number = f"{len(shown)} of {len(shown) + len(hidden)} series"
-        few = [f"{number}, {WORDS['decision']['others']}"] if hidden else []
+        more = f"{number}, {WORDS['decision']['others']}" if hidden else ""
         groups = {
             name: [_size_row(row, results, on_gpus=on_gpus, folded=row.place not in kept) for row in own]
             for name, own in shown.items()
@@ -124,12 +125,13 @@ def decisions(results: Results) -> list[Decision]:
         decision = Decision(
             mode=mode,
             title=mode_title(mode) if mode else WORDS["modes"]["other"]["title"],
-            caption=", ".join(filter(None, [*alone, shared, *few])),
+            caption=", ".join(filter(None, [*alone, shared, more])),
             cost=WORDS["decision"]["gpu_hours" if on_gpus else "node_hours"],
             cost_of=WORDS["decision"]["per_tokens" if counts_tokens else "per_samples"],
             groups=[("" if alone else labels[name], own) for name, own in groups.items()],
             answers=[_answer("" if alone else labels[name], own, results) for name, own in shown.items()],
             lines=_lines({labels[name]: own for name, own in shown.items()}, results),
+            more=more,
         )
         found.append(decision)
     return found
@@ -268,7 +270,9 @@ def went_wrong(results: Results, *, warned: bool) -> tuple[str, bool]:
     found += [f"{len(wrong) - _MAX_NAMED} more"] if len(wrong) > _MAX_NAMED else []
     found += [f"{len(waiting):,} not run yet ({_sizes(waiting, results)})"] if waiting else []
     found += [f"{count(repeated, 'attempt')} repeated"] if repeated else []
-    return "; ".join(found), bool(wrong)
+    slower = [one for own in results.choices.values() for one in own.findings if one.severity == "error"]
+    found += [f"{heading(slower[0])} ({count(len(slower), 'case')})"] if slower else []
+    return "; ".join(found), bool(wrong or slower)
 
 
 def _sizes(runs: Sequence[RunRow], results: Results) -> str:
@@ -342,7 +346,8 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
 
 def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:
     if not any(row.n for row in rows):
-        return str(WORDS["decision"]["none"])
+        runs = [run for row in rows for run in results.frames.runs_of_cells.get(row.cell_id, ())]
+        return f"{WORDS['decision']['none']} ({outcomes_text(runs)})" if runs else WORDS["decision"]["none"]
     if len({row.gpus for row in rows}) == 1:
         return str(WORDS["decision"]["one_size"])
     base = next((row for row in rows if row.is_base), None)
@@ -383,14 +388,18 @@ def _detail(rows: Sequence[ScalingRow], results: Results) -> str:
     is_known = len(rows) == 1 and known(verdict.p) and verdict.kind is not VerdictKind.FEW_RUNS
     parts = [_judged(verdict, rows[0]), probability_text(verdict.p)] if is_known else []
     at = f" at {_size(rows[0])}" if len(rows) > 1 else ""
+    if verdict.kind is VerdictKind.FEW_RUNS and loss and rows[0].efficiency < GUIDE:
+        return f", lost: {loss}{at}"
     parts += [f"lost: {loss}{at}"] if loss and verdict.kind in _EXPLAINED else []
     return f" ({', '.join(parts)})" * bool(parts)
 
 
 def _short_verdict(verdict: Verdict, row: ScalingRow) -> str:
-    """Return a verdict without P."""
-    is_few = verdict.kind is VerdictKind.FEW_RUNS
-    return _few_runs(verdict, row) if is_few else str(WORDS["verdicts"][verdict.kind])
+    """Return a verdict without P, and the error of a size that is not valid."""
+    if verdict.kind is VerdictKind.FEW_RUNS:
+        return _few_runs(verdict, row)
+    error = f": {heading(verdict.error)}" if verdict.kind is VerdictKind.NOT_VALID and verdict.error else ""
+    return f"{WORDS['verdicts'][verdict.kind]}{error}"
 
 
 def _loss(row: ScalingRow, results: Results) -> str:

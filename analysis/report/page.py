@@ -192,7 +192,7 @@ def what_was_measured(results: Results) -> str:
         (_program(study), f" ({details})" if details else "", f" on {span}"),
         (" of " if facts.get("device_name") else ", ", ", ".join(filter(None, where))) if any(where) else (),
         (", with ", listed([*versions, *backends])),
-        (f"; {sum(counts):,} of {count(len(runs), 'run')} count{'s' * (sum(counts) == 1)}",),
+        (f"; {sum(counts):,} of {count(len(runs), 'run')} {'is' if sum(counts) == 1 else 'are'} valid",),
         (f", {days}" if days else "",),
     )
     return "".join(text for part in parts for text in part) + "."

@@ -65,6 +65,8 @@ _MAX_LINE = 160
 _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
+#: A longer word can be broken.
+_LONGEST_WORD = 18
 #: Files that only some reports have.
 _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv", "targets.csv")
 
@@ -429,9 +431,22 @@ def render_page(context: dict[str, Any]) -> str:
     )
 
 
+#: In HTML: what is not broken, and where a long name breaks.
+_WHOLE = re.compile(r"(?<![\w-])(?:--[a-z][\w-]+|\d{4}-\d\d-\d\dT[\d:]+Z?)|\[-?[\d.]+, -?[\d.]+\]")
+_BREAK = re.compile(r"(?<=\w[._])(?=[A-Za-z])")
+
+
 def _marked(text: object) -> Markup:
-    """Escape a text, and show the parts between backticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape_html(text))))  # noqa: S704 (escaped)
+    """Escape a text, and show the parts between backticks as code.
+
+    Options, dates and intervals stay whole, and long names break after a dot or an underscore.
+    """
+    html = " ".join(
+        _BREAK.sub("<wbr>", word) if len(word) > _LONGEST_WORD else word
+        for word in str(escape_html(text)).split(" ")
+    )
+    html = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", re.sub(r"`([^`]+)`", r"<code>\1</code>", html))
+    return Markup(_WHOLE.sub(r"<span class=whole>\g<0></span>", html))  # noqa: S704 (escaped)
 
 
 def render_proposal(context: dict[str, Any]) -> dict[str, str]:

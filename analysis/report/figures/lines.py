@@ -138,7 +138,7 @@ class Scale:
             ticks = [tick for tick in every if self.low <= tick <= self.high]
             if len(ticks) > 1:
                 break
-        return [ticks[place] for place in evenly_spaced(len(ticks), _MAX_TICKS)]
+        return ticks[:: math.ceil(len(ticks) / _MAX_TICKS)]
 
     def _spread(self) -> list[int]:
         """Return the sizes, from the smallest on, whose labels do not overlap on a logarithmic axis."""

@@ -10,6 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from analysis.checks.slow_ranks import LATE_FROM, MeanTimes
 from analysis.data.columns import grouped
+from analysis.data.names import ranks as number_of_ranks
 from analysis.report.figures.bars import PARTS, Bars
 from analysis.report.figures.drawing import Drawing, figure
 from analysis.report.results import Results
@@ -18,7 +19,7 @@ from ddp_scaling_bench.units import count, fraction, percent
 
 #: With more ranks, the figure has a bar per node.
 MAX_BARS = 40
-#: The longest name of a cell, in characters; of a longer one, the end is shown.
+#: The longest name of a cell, in characters.
 _MAX_NAME = 36
 #: The parts of the bar of a rank in the order of stacking.
 _PARTS = {
@@ -33,6 +34,9 @@ def ranks_figure(results: Results) -> Iterator[Drawing]:
     """Draw a bar per rank, or per node if there are too many ranks, if a run has ranks.csv."""
     if results.ranks is None:
         return
+    names = {
+        row.cell_id: f"{number_of_ranks(row)}, {results.labels[0][row.series]}" for row in results.rows[::-1]
+    }
     balance = {row.cell_id: fraction(row.load_balance, decimals=2) for row in results.rows}
     by_rank, by_host = (grouped(own, lambda one: one.cell_id) for own in results.ranks)
     bars, left_out, drawn = Bars(1.25), [], []
@@ -45,10 +49,7 @@ def ranks_figure(results: Results) -> Iterator[Drawing]:
         if len(every) > room:
             left_out.append(f"the {room} slowest of {count(len(every), 'node')} drawn")
             every = sorted(every, key=lambda bar: -bar.beyond)[:room]
-        # The ends of names tell cells apart.
-        own_name = one_line(cell_id)
-        shown = own_name if len(own_name) <= _MAX_NAME else f"…{own_name[1 - _MAX_NAME :]}"
-        bars.add_heading(f"{shown}, LB {balance.get(cell_id)}")
+        bars.add_heading(f"{one_line(names[cell_id], limit=_MAX_NAME)}, LB {balance.get(cell_id)}")
         for bar in every:
             label = "" if bar.rank is None else f"{bar.rank} · "
             name = f"{label}{one_line(bar.host, limit=14)}{' ◀' if bar.late else ''}"

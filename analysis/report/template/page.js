@@ -82,7 +82,12 @@
       $("run").showModal();
     };
     $("close").addEventListener("click", () => $("run").close());
-    const named = (text, cell, run) => makeButton(text, "name", () => showRuns(cell, run));
+    // A long name breaks after a dot or an underscore.
+    const breaking = (element, text) => {
+      element.append(...text.split(/(?<=\w[._])(?=[A-Za-z])/).flatMap((part) => [part, make("wbr")]));
+      return element;
+    };
+    const named = (text, cell, run) => breaking(makeButton("", "name", () => showRuns(cell, run)), text);
     all(".runs tbody td:first-child").forEach((td) => td.replaceChildren(named(td.textContent, "", td.textContent)));
 
     // The table: all rows are in the data block; a page of them is in the document.
@@ -117,7 +122,7 @@
       const td = make("td", column ? text : "", headings[column].className);
       if (!column) td.append(named(text, text));
       if (names[column] === "state") td.classList.add("state", ...(text === "completed" ? [] : ["open"]));
-      if (typeof cell !== "string") td.append(" ", make("small", cell[1]));
+      if (typeof cell !== "string") td.append(" ", breaking(make("small"), cell[1]));
       return td;
     };
     const show = (most = PAGE) => {
@@ -152,12 +157,16 @@
       show();
     };
     const sortBy = (column) => { descending = sorted === column && !descending; sorted = column; update(); };
-    headings.forEach((heading, column) => heading.replaceChildren(makeButton(heading.textContent, "", () => sortBy(column))));
+    const titles = headings.map((heading) => heading.textContent);
+    const nameColumns = (isSorted) => headings.forEach((heading, column) => {
+      heading.replaceChildren(isSorted ? makeButton(titles[column], "", () => sortBy(column)) : titles[column]);
+    });
+    nameColumns(true);
     $("filter").addEventListener("input", update);
     $("previous").addEventListener("click", () => { page -= 1; show(); });
     $("next").addEventListener("click", () => { page += 1; show(); });
-    addEventListener("beforeprint", () => show(PRINTED));
-    addEventListener("afterprint", () => show());
+    addEventListener("beforeprint", () => { nameColumns(false); show(PRINTED); }); // no button is repeated on each page
+    addEventListener("afterprint", () => { nameColumns(true); show(); });
     update();
   };
   requestAnimationFrame(() => setTimeout(complete));

@@ -103,7 +103,9 @@ def test_all_views_agree(tmp_path: Path, valid_baseline: bool) -> None:
     assert best == ([("n2x2-gloo-srun-b16", 4)] if valid_baseline else [])
     for cell, ranks in best:
         value = scaling.loc[cell, "efficiency"]
-        assert re.search(rf"<b>use {ranks} ranks \(2 × 2\),[^<]*</b>; efficiency {value:.2f} \[", page)
+        assert re.search(
+            rf"<b>use {ranks} ranks \(2 × 2\),[^<]*</b>; efficiency {value:.2f} <span class=whole>\[", page
+        )
         assert f"{ranks} ranks on 2 nodes, with an efficiency of {value:.2f} [" in proposal
     assert "error: Ranks share cores" in page
     assert "Not valid: Ranks share cores" in proposal

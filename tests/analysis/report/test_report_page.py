@@ -63,7 +63,7 @@ def test_the_report_has_its_files(demo_study: Path) -> None:
 def test_the_first_lines_explain_the_words_of_the_answer(whole: Page) -> None:
     answer, terms, table = map(whole.text.index, ("efficiency 0.", "P: the probability that", "Verdict"))
     assert answer < terms < table
-    assert "28 of 28 runs count, " in whole.text[:terms]
+    assert "28 of 28 runs are valid, " in whole.text[:terms]
     assert re.search(
         r"baseline 1\.00 [\d.]+ \d+ % [a-z ]+? of its own step, no loss of efficiency", whole.text
     )
