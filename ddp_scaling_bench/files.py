@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import errno
 import hashlib
@@ -172,8 +173,11 @@ def _blocks(path: str | Path) -> Iterator[bytes]:
 
 
 def is_binary(start: bytes) -> bool:
-    """Return whether the first bytes of a file are no text: one in 50 is a control character.
+    """Return whether the first bytes of a file are no text: no UTF-8, and one in 50 is a control character.
 
     Zeros do not count: they are in UTF-16, and in logs whose end was lost.
     """
+    with suppress(UnicodeDecodeError):
+        codecs.utf_8_decode(start)  # the last character may be cut
+        return False
     return sum(byte < 32 and byte not in b"\0\a\b\t\n\f\r\x1b" for byte in start) * 50 > len(start)

@@ -53,13 +53,6 @@ _COMPRESSED = {
     b"BZh": "bunzip2 -c",
     b"(\xb5/\xfd": "zstd -dc",
 }
-#: Files of other kinds by the ends of their names, with what to type instead.
-_OTHERS = {
-    **dict.fromkeys((".yaml", ".yml"), ("a YAML file", "to check a matrix: bench plan {}")),
-    **dict.fromkeys((".sh", ".sbatch", ".slurm"), ("a script", "to check it: bench lint {}")),
-    **dict.fromkeys((".csv", ".tsv"), ("a table", "to report it: bench report {}")),
-    ".py": ("a program", "give the output of its job, such as slurm-<job>.out"),
-}
 
 Log = Path | Literal["-"]
 
@@ -85,8 +78,6 @@ def doctor_command(
     logs: list[Log] = ["-" if target == "-" else Path(target) for target in targets]
     if others := [log for log in logs if len(logs) > 1 and log != "-" and not log.is_file()]:
         raise _error(f"{others[0]} is not a log", remedy="give several logs, or one run or one study")
-    if len(logs) == 1 and logs[0] != "-":
-        _refuse_other(logs[0])
     if len(logs) > 1 or logs[0] == "-" or (logs[0].is_file() and not is_archive(logs[0])):
         return run_doctor(logs, json=as_json)
     root, (target,) = results_folder(results), targets
@@ -101,13 +92,6 @@ def doctor_command(
     return run_doctor(_logs_in(Path(target)), json=as_json)
 
 
-def _refuse_other(path: Path) -> None:
-    """Raise BenchError for a file that cannot be a log; among several files, it does no harm."""
-    if path.is_file() and path.suffix in _OTHERS:
-        what, remedy = _OTHERS[path.suffix]
-        raise _error(f"{path} is {what}, not a log", remedy=remedy.format(shlex.quote(str(path))))
-
-
 def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     """Diagnose the logs of one job (``-`` is standard input) and print text or JSON.
 
@@ -120,6 +104,9 @@ def run_doctor(logs: Sequence[Log], *, json: bool) -> int:
     text = as_text(found)
     if found.first_failure is None:
         other = "Give the job's other logs, too, such as the file of --error and those of all nodes."
+        if len(logs) == 1 and logs[0] != "-" and re.search(rb"\A#!|^#SBATCH", _start(logs[0]), re.M):
+            # Not refused: a log can begin with its script.
+            other = f"If this is a script, not a log, check it: bench lint {shlex.quote(str(logs[0]))}"
         text += "\n" * bool(found.causes or found.last_lines) + f"{other}\n"
     return _print(Answer(found=found, text=text), json=json)
 
@@ -260,9 +247,27 @@ def _diagnose(logs: Sequence[Log], *, facts: frozenset[str] = frozenset()) -> Di
     from ..doctor import diagnose
 
     try:
-        return diagnose(dict(_open_log(log) for log in logs), facts=facts)
+        return diagnose(_open_logs(logs), facts=facts)
     except OSError as error:
         raise _unreadable(error) from error
+
+
+def _open_logs(logs: Sequence[Log]) -> dict[str, Source]:
+    """Open logs by their names; of several, those that are no text are left out with a warning."""
+    sources: dict[str, Source] = {}
+    for place, log in enumerate(logs, start=1):
+        try:
+            sources.update([_open_log(log)])
+        except BenchError as error:
+            if place == len(logs) and not sources:
+                raise
+            say(f"warning: {error.message}; it is left out")
+    return sources
+
+
+def _start(log: Path) -> bytes:
+    with log.open("rb") as file:
+        return file.read(8192)
 
 
 def _open_log(log: Log) -> tuple[str, Source]:
@@ -271,8 +276,7 @@ def _open_log(log: Log) -> tuple[str, Source]:
     if not log.exists() or log.is_dir():
         error = missing_file(log, what="log", remedy="give a log file, such as slurm-<job>.out")
         raise _error(error.message, remedy=error.remedy)
-    with log.open("rb") as file:
-        start = file.read(8192)
+    start = _start(log)
     if reader := next((own for magic, own in _COMPRESSED.items() if start.startswith(magic)), ""):
         raise _error(f"{log} is compressed", remedy=f"{reader} {shlex.quote(str(log))} | bench doctor -")
     if is_binary(start):
@@ -298,6 +302,7 @@ def _failure(planned: PlannedStudy, record: Record, *, reads_logs: bool = True) 
     found.causes[:] = [replace(one, path=shown(folder.path / one.path)) for one in found.causes]
     found.last_lines[:] = [replace(one, path=shown(folder.path / one.path)) for one in found.last_lines]
     if found.first_failure is None:
+        found = replace(found, has_folder=folder.path.exists())
         ledger, reason = planned.ledger, record.reason or "the ledger has no reason"
         found.last_lines.insert(0, LogLine(shown(ledger.path), ledger.line_number(record), reason))
     return found

@@ -89,11 +89,13 @@ class Diagnosis:
 
     Other causes follow those of severity "failure". If there is no cause of severity "failure",
     ``last_lines`` contains the last lines of each log that look like errors, or else its last lines.
-    An empty diagnosis does not mean that the job succeeded.
+    An empty diagnosis does not mean that the job succeeded. ``has_folder`` is false for a run whose folder
+    was deleted.
     """
 
     causes: list[Cause]
     last_lines: list[LogLine]
+    has_folder: bool = True
 
     @property
     def first_failure(self) -> Cause | None:

@@ -50,7 +50,7 @@ def _unknown(diagnosis: Diagnosis, *, failed: bool) -> list[str]:
     lines = [f"  {one_line(at.path)}:{at.line}\n{_evidence(at.text)}" for at in diagnosis.last_lines]
     if failed:
         heading = "No known cause. The reason of the end, and the last lines:"
-        return [heading, *lines, f"  Do:  {_SEARCH}"]
+        return [heading, *lines, *[f"  Do:  {_SEARCH}"] * diagnosis.has_folder]
     what = "The last lines, errors if there are any:" if lines else "The logs are empty."
     return [f"{_UNKNOWN} {what}", *lines]
 

@@ -12,17 +12,19 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import UnwritableError
-from ..finding import Recorded, with_remedies
+from ..finding import Recorded
 from ..measure.env_file import KEYS
 from ..measure.environment import device_for
 from ..measure.exchange import Met
@@ -39,12 +41,17 @@ from ..units import short_name
 from .attribution import Attribution
 from .replicas import ReplicaSampler
 from .session import Session
-from .settings import Lengths, RecorderError, failures_kept, planned_cell
+from .settings import Lengths, RecorderError, failures_kept, planned_cell, recording_folder
 from .step_sample import StepSampler
 from .windows import Phase, Span, Windows
 from .writer import RunWriter
 
 T = TypeVar("T")
+
+#: The recorders by the process and folder in which they record.
+_recorders: WeakValueDictionary[tuple[int, Path], Recorder] = WeakValueDictionary()
+#: The heartbeats of the recorders of this process, which count their steps.
+_heartbeats: list[Heartbeat] = []
 
 #: Maximum time that ``close`` waits for the last records of the other ranks.
 CLOSE_TIMEOUT_S = 60.0
@@ -105,9 +112,9 @@ class Recorder:
             own = ("optimizer", "run_dir", "device", "warmup_rounds")
             allowed = ", ".join((*own, *Lengths.__dataclass_fields__))
             raise RecorderError(f"Recorder has no option {min(unknown)!r}", remedy=f"allowed: {allowed}")
-        if type(warmup_rounds) is not int or warmup_rounds < 1:
+        if type(warmup_rounds) is not int or warmup_rounds < 0:
             what = f"warmup_rounds is {warmup_rounds!r}"
-            raise RecorderError(what, remedy="it must be a whole number, at least 1")
+            raise RecorderError(what, remedy="it must be a whole number, at least 0")
         _check_model(model)
         self._model, self._optimizer, self._run_dir, self._device = model, optimizer, run_dir, device
         self._micro_batches: int | None = None
@@ -129,7 +136,6 @@ class Recorder:
         self._has_begun = False  # whether the step, or the loading of its data, has begun
         self._is_mid_step = False  # whether a micro-batch has ended, but not its step
         self._is_closed = False
-        self._unused = ""  # the name of a context that was not entered
         self._step = Step(self)
         self._heartbeat = Heartbeat()
         self._process = os.getpid()
@@ -276,17 +282,12 @@ class Recorder:
         """
         self._windows.loss(loss if isinstance(loss, Tensor) else _as_float(loss, "loss()"))
 
-    def optimizer(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def optimizer(self) -> Iterator[None]:
         """Count as optimizer what belongs to its step: unscaling, clipping or clearing gradients.
 
         An optimizer's ``step`` counts without this call.
         """
-        self._unused = "optimizer"
-        return self._in_optimizer()
-
-    @contextmanager
-    def _in_optimizer(self) -> Iterator[None]:
-        self._unused = ""
         is_timed = self._windows.phase is Phase.ATTRIBUTION and self._attribution.times_model
         if is_timed:
             self._attribution.optimizer_begins()
@@ -296,14 +297,9 @@ class Recorder:
             if is_timed:
                 self._attribution.optimizer_ended()
 
-    def pause(self) -> AbstractContextManager[None]:
-        """Stop the clock for validation, checkpoints or plots."""
-        self._unused = "pause"
-        return self._in_pause()
-
     @contextmanager
-    def _in_pause(self) -> Iterator[None]:
-        self._unused = ""
+    def pause(self) -> Iterator[None]:
+        """Stop the clock for validation, checkpoints or plots."""
         was_running, stage = self._started_at is not None, self._heartbeat.stage
         self.stop_clock()
         self._heartbeat.stage = PAUSED
@@ -334,9 +330,9 @@ class Recorder:
         self._close(0.0)
 
     def _close(self, timeout_s: float) -> None:
-        was_closed, self._is_closed = self._is_closed, True
-        if was_closed or self._session is None:
+        if self._is_closed or self._session is None:  # before the first step, there is nothing to close
             return
+        self._is_closed = True
         self.end_epoch()
         self._windows.phase = Phase.DONE
         if self._has_started:
@@ -489,16 +485,21 @@ class Recorder:
     def _open(self, met: Met | None = None) -> None:
         # The model may have been moved to the device after the recorder was created.
         device = _device(self._model, self._device)
+        folder = recording_folder(self._run_dir, os.environ)
+        older = _recorders.get(place := (os.getpid(), folder.resolve()))
+        if older and not older._is_closed:  # of a training that failed and begins again
+            older.close(timeout_s=0.0)
+            if older._writer is not None:
+                what = f"a new Recorder replaces the records of another one in {folder}"
+                print(f"bench: warning: {what}", file=sys.stderr, flush=True)
         with failures_kept():
-            self._session = Session(self._run_dir, device, self._lengths, self._cell, met)
+            self._session = Session(folder, device, self._lengths, self._cell, met)
+        _recorders[place] = self
         for act in self._untold:
             self._tell(act)
         self._process = os.getpid()
 
     def _start(self) -> None:
-        if self._is_closed:
-            what = "the recorder was closed before the first step"
-            raise RecorderError(what, remedy="call recorder.close() once, after the training loop")
         if self._session is None:
             self._open()
         session, model, strategy = self._session, self._model, self._strategy()
@@ -511,6 +512,7 @@ class Recorder:
         replica = ReplicaSampler(model if ranks > 1 else None)
         self._windows.open(self._clock, self._attribution, session, StepSampler(model), replica)
         self._heartbeat.start(os.environ, session.launch, host_name(os.environ))
+        _heartbeats.append(self._heartbeat)
         self._has_started = True
 
     def _strategy(self) -> tuple[Strategy | None, Parts]:
@@ -520,21 +522,25 @@ class Recorder:
         if os.getpid() != self._process:
             return  # a forked child has nothing to write
         error = getattr(sys, "last_value", None)  # the exception that ends the process, if any
-        if error is None and not self._heartbeat.completed:
-            _note_no_step(os.environ)
+        if error is None and not any(one.completed for one in _heartbeats):
+            _note_no_step()
         if isinstance(error, Exception) and self._session is not None:
             self._session.explain(error)
         self._close(_EXIT_TIMEOUT_S if error is None else 0.0)
 
 
-def _note_no_step(env: Mapping[str, str]) -> None:
-    """Write, on rank 0 of a run of `bench`, that the training took no step, unless another one did."""
-    folder = RunFolder(Path(env.get("BENCH_RUN_DIR", "")))
+@cache
+def _note_no_step() -> None:
+    """Write for a run of `bench`, or else print, on rank 0, that this training took no step."""
+    folder = os.environ.get("BENCH_RUN_DIR")
     with suppress(LaunchError):
-        if launch_from(env).rank == 0 and not folder.metrics_csv.exists():
-            write_failures([failure := NoStep()], 0)
-            if "BENCH_RUN_DIR" not in env:  # of a run, it is the reason
-                print(f"bench: warning: {with_remedies([failure])}", file=sys.stderr, flush=True)
+        if launch_from(os.environ).rank:
+            return
+        if folder and not RunFolder(Path(folder)).metrics_csv.exists():  # else another one did
+            write_failures([NoStep()], 0)
+        elif not (folder or RecorderError.was_raised):
+            text = f"{NoStep().message}; put each step into `with recorder.step():`"
+            print(f"bench: warning: {text}", file=sys.stderr, flush=True)
 
 
 class Step:
@@ -557,9 +563,6 @@ class Step:
         if torch.utils.data.get_worker_info() is not None:
             what = "recorder.step() was called in a worker of a DataLoader"
             raise RecorderError(what, remedy="call it in the training loop only")
-        if unused := self._recorder._unused:
-            what = f"recorder.{unused}() was called without `with`"
-            raise RecorderError(what, remedy=f"write `with recorder.{unused}():`")
         if self._is_open or self._is_prepared:
             mistake = "was called within another step" if self._is_open else "was called without `with`"
             remedy = "write `with recorder.step():` around one step's forward, backward and update"

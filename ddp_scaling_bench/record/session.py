@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,9 +27,6 @@ from ..run_folder import RunFolder
 from ..train.strategies import Parts, Strategy
 from .settings import Lengths, RecorderError, make_folder, recording_folder
 from .writer import Recording, RunWriter
-
-#: Folders into which open recorders of this process record.
-_open_folders: set[Path] = set()
 
 
 def launch_of(env: Mapping[str, str], group: tuple[int, int] | None, cell: CellFile | None = None) -> Launch:
@@ -88,11 +84,6 @@ class Session(Recording):
         self._folder = None
         if self.launch.rank == 0:
             self._folder = RunFolder(recording_folder(run_dir, os.environ)) if met else make_folder(run_dir)
-            if (place := self._folder.path.resolve()) in _open_folders:
-                what = f"another Recorder of this process records into {self._folder.path}"
-                remedy = "create one Recorder, or close one before the next one's first step"
-                raise RecorderError(what, remedy=remedy)
-            _open_folders.add(place)
         #: Writes the files on rank 0.
         self.writer = None if self._folder is None else RunWriter(self, self._folder)
         rank, local_rank = self.launch.rank, self.launch.local_rank
@@ -156,9 +147,8 @@ class Session(Recording):
             self.exchange.post(LEFT, steps)
             release_nccl_log(os.environ, self._folder)
         writer = self.writer
-        if writer is None or self._folder is None:
+        if writer is None:
             return
-        _open_folders.discard(self._folder.path.resolve())
         late = self.exchange.wait_for_all("closed", timeout_s=timeout_s)
         writer.write(is_last=True)
         if late and timeout_s:

@@ -31,10 +31,13 @@ class RecorderError(BenchError):
     """The recorder cannot record with these settings; ``failure`` says why."""
 
     exit_code = 1
+    #: Whether this process had such an error.
+    was_raised = False
     __module__ = "ddp_scaling_bench"  # the name in tracebacks, and for imports
 
     def __init__(self, found: Failure | str, *, remedy: str = "") -> None:
         self.failure = found if isinstance(found, Failure) else RankFailed(text=found, remedy=remedy)
+        RecorderError.was_raised = True
         super().__init__(self.failure.message, remedy=self.failure.remedy)
 
 

@@ -177,6 +177,17 @@ def test_a_study_of_which_some_runs_are_missing_is_not_completed(results: Path) 
     assert (found["state"], found["counts"]) == ("incomplete", {"planned": 1, "completed": runs - 1})
 
 
+def test_the_logs_of_a_deleted_folder_are_not_recommended(results: Path) -> None:
+    shutil.rmtree(results / "slow/runs" / RUN)
+    for target in ("slow", RUN):
+        result = doctor(target)
+        assert result.exit_code == 1
+        assert (
+            "the run's folder is missing: `bench submit --retry-failed` starts the run again" in result.stdout
+        )
+        assert "job.err" not in result.stdout
+
+
 def test_a_warning_in_the_log_is_reported_once(results: Path) -> None:
     folder = attempts(results / "slow", RUN)[0]
     folder.err.write_text("Warning: Grad strides do not match bucket view strides. This may indicate\n")
@@ -193,20 +204,33 @@ def test_a_compressed_log_gets_the_command_that_reads_it(tmp_path: Path) -> None
     assert result.stderr == f"error: {log} is compressed; gunzip -c '{log}' | bench doctor -\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("my.yaml", "is a YAML file, not a log; to check a matrix: bench plan {}"),
-        ("job.sbatch", "is a script, not a log; to check it: bench lint {}"),
-        ("t.csv", "is a table, not a log; to report it: bench report {}"),
-        ("train.py", "is a program, not a log; give the output of its job, such as slurm-<job>.out"),
-        ("model.pt", "is a binary file, not a log; give a text, such as slurm-<job>.out"),
-    ],
-)
-def test_a_file_of_another_kind_gets_what_to_type_instead(tmp_path: Path, name: str, reason: str) -> None:
-    file = tmp_path / name
-    file.write_bytes(bytes(range(256)) if name == "model.pt" else b"text\n")
-    assert doctor(str(file)).stderr == f"error: {file} {reason.format(file)}\n"
+def test_of_several_files_those_that_are_no_text_are_left_out(tmp_path: Path) -> None:
+    (model := tmp_path / "model.pt").write_bytes(bytes(range(256)))
+    alone = f"error: {model} is a binary file, not a log; give a text, such as slurm-<job>.out\n"
+    assert (
+        doctor(str(model)).stderr
+        == doctor(str(model), str(model)).stderr.splitlines(keepends=True)[-1]
+        == alone
+    )
+    (log := tmp_path / "job.slurm").write_text(FAILED)
+    for names in ([model, log], [log, model]):
+        result = doctor(*map(str, names))
+        assert result.exit_code == 1
+        assert result.stderr == f"warning: {model} is a binary file, not a log; it is left out\n"
+
+
+def test_a_log_is_told_from_a_script_by_its_content(tmp_path: Path) -> None:
+    hint = f"If this is a script, not a log, check it: bench lint {(file := tmp_path / 'job.sbatch')}\n"
+    for content, is_script in (("#!/bin/bash\n", True), ("#\n#SBATCH -N 2\n", True), ("epoch 1\n", False)):
+        file.write_text(content)
+        assert (hint in doctor(str(file)).stdout) is is_script
+    file.write_text(f"#!/bin/bash\n{FAILED}")  # a job that printed its script
+    assert doctor(str(file)).exit_code == 1
+
+
+def test_the_sequences_of_a_terminal_are_text(tmp_path: Path) -> None:
+    (log := tmp_path / "job.out").write_text("\x1b(B\x0f epoch 1 é\n" * 1000 + FAILED, encoding="utf-8")
+    assert doctor(str(log)).exit_code == 1
 
 
 def test_a_log_with_zeros_or_in_utf_16_is_read(tmp_path: Path) -> None:

@@ -77,7 +77,6 @@ def test_a_path_that_is_not_a_script_is_bad_input(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"RuntimeError: x\n", " is not a sbatch script: it has no line #SBATCH, and does not begin with #!"),
         (bytes(range(256)), " is not a text in UTF-8; give a sbatch script, or save it as UTF-8"),
         (
             "#!/bin/bash\n".encode("utf-16"),
@@ -88,7 +87,19 @@ def test_a_path_that_is_not_a_script_is_bad_input(tmp_path):
 def test_a_file_of_another_kind_has_one_message(tmp_path, content, reason):
     path = tmp_path / "slurm-1.out"
     path.write_bytes(content)
-    assert raised(BenchError, lint_command, [str(path)], as_json=False).startswith(f"{path}{reason}")
+    assert raised(BenchError, lint_command, [str(path)], as_json=False) == f"{path}{reason}"
+
+
+def test_the_findings_of_other_files_are_printed_before_the_error(bad, tmp_path, capsys):
+    (tmp_path / "sub.sh").write_text("srun python train.py\n")
+    paths = [str(tmp_path / "none"), str(bad), str(tmp_path / "sub.sh"), str(tmp_path / "my.yaml")]
+    assert raised(BenchError, lint_command, paths, as_json=False) == (
+        f"{tmp_path / 'none'}: the script does not exist; give the path of a sbatch script, or - for stdin\n"
+        f"{tmp_path / 'my.yaml'} is a YAML file, not a script; give a script, such as one that `bench plan` wrote"
+    )
+    printed = capsys.readouterr()
+    assert printed.err == "2 scripts: 3 errors, 1 warning\n"
+    assert "sub.sh:1: error: sbatch refuses the script: its first line does not start with #!" in printed.out
 
 
 def test_a_script_of_another_shell_is_named(tmp_path, capsys):

@@ -327,14 +327,6 @@ def test_misuse_is_refused_with_what_to_do(tmp_path):
         with recorder.step(samples=1):
             pass
     assert said == "recorder.step() was called within another step" + once
-    with pytest.raises(RecorderError, match="was closed before the first step"), recorder_closed().step():
-        pass
-
-
-def recorder_closed():
-    recorder = Recorder()
-    recorder.close()
-    return recorder
 
 
 def test_values_of_wrong_kinds_are_refused_with_what_to_do(tmp_path):
@@ -347,32 +339,72 @@ def test_values_of_wrong_kinds_are_refused_with_what_to_do(tmp_path):
     assert raised(RecorderError, Recorder, model, device="gpu") == (
         'Recorder(device=\'gpu\'): torch has no such device; pass "cuda" if the process has a GPU, else "cpu", or omit it'
     )
-    assert raised(RecorderError, Recorder, warmup_rounds=0) == (
-        "warmup_rounds is 0; it must be a whole number, at least 1"
+    assert raised(RecorderError, Recorder, warmup_rounds=-1) == (
+        "warmup_rounds is -1; it must be a whole number, at least 0"
     )
     number = "is not a number; pass a number, or a tensor with one value"
     recorder = Recorder(model)
     said = raised(RecorderError, recorder.set_columns, 1, val_loss="low")
     assert said == f"recorder.set_columns(val_loss=...): 'low' {number}"
     assert raised(RecorderError, recorder.loss, None) == f"recorder.loss(): None {number}"
-    for name in ("pause", "optimizer"):
-        recorder = Recorder()
-        getattr(recorder, name)()
-        said = raised(RecorderError, recorder.step)
-        assert said == f"recorder.{name}() was called without `with`; write `with recorder.{name}():`"
 
 
-def test_two_recorders_of_a_process_need_two_folders(tmp_path):
-    first, second = Recorder(run_dir=tmp_path), Recorder(run_dir=tmp_path)
-    with first.step(samples=1):
-        said = raised(RecorderError, second.step(samples=1).__enter__)
-    assert said == (
-        f"another Recorder of this process records into {tmp_path}; create one Recorder, or close one before the "
-        "next one's first step"
-    )
-    first.close()
-    with Recorder(run_dir=tmp_path) as third, third.step(samples=1):
+def take_steps(recorder: Recorder, number: int) -> None:
+    for _ in range(number):
+        with recorder.step(samples=1):
+            pass
+
+
+def test_a_training_that_failed_can_begin_again_in_the_same_folder(tmp_path, capsys):
+    first = Recorder(run_dir=tmp_path, **loops.LENGTHS)
+    take_steps(first, loops.ALL_STEPS)
+    child = os.fork()
+    if not child:  # the recorder of another process
+        take_steps(Recorder(run_dir=tmp_path, **loops.LENGTHS), 1)
+        os._exit(0 if not first._is_closed else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    second = Recorder(run_dir=tmp_path / ".", **loops.LENGTHS | {"epochs": 1})
+    take_steps(second, 1)
+    take_steps(first, 1)  # which records no longer
+    take_steps(second, loops.ALL_STEPS)
+    second.close()
+    assert len(read_rows(tmp_path / "metrics.csv")) == 1
+    warned = f"bench: warning: a new Recorder replaces the records of another one in {tmp_path}\n"
+    assert capsys.readouterr().err == warned
+
+
+def test_a_recorder_closed_before_its_first_step_records_and_no_round_is_the_least_warm_up(tmp_path):
+    recorder = Recorder(run_dir=tmp_path, warmup_rounds=0, **loops.LENGTHS)
+    with recorder:
         pass
+    with recorder:
+        take_steps(recorder, loops.ALL_STEPS)
+    assert len(read_rows(tmp_path / "metrics.csv")) == loops.LENGTHS["epochs"]
+
+
+def test_a_context_may_be_a_decorator_or_entered_later_or_never(tmp_path):
+    with Recorder(run_dir=tmp_path) as recorder:
+        validate, later, _ = recorder.pause()(list), recorder.optimizer(), recorder.pause()
+        with recorder.step(), later:
+            pass
+        assert validate() == []
+
+
+@pytest.mark.parametrize(
+    ("then", "warned"),
+    [
+        ("", "bench: warning: the training took no step; put each step into `with recorder.step():`\n"),
+        ("with first.step():\n    pass\nfirst.close()", ""),
+        ("try:\n    first.describe(torch=1)\nexcept RecorderError:\n    raise SystemExit", ""),
+    ],
+)
+def test_a_process_in_which_no_recorder_takes_a_step_says_so_once(server, tmp_path, then, warned):
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os\nfrom ddp_scaling_bench import Recorder, RecorderError\nos.chdir(os.environ['TEST_FOLDER'])\n"
+        f"first, second = Recorder(), Recorder()\n{then}\n"
+    )
+    assert server.start(tmp_path, [{}], "script", [str(script)]).finish().succeeded().err == [warned]
 
 
 def test_a_step_in_a_worker_of_a_data_loader_is_refused(monkeypatch):
