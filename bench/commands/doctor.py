@@ -276,6 +276,9 @@ def _open_log(log: Log) -> tuple[str, Source]:
     if not log.exists() or log.is_dir():
         error = missing_file(log, what="log", remedy="give a log file, such as slurm-<job>.out")
         raise _error(error.message, remedy=error.remedy)
+    if log.suffix in (".yaml", ".yml"):
+        check = f"to check a matrix: bench plan {shlex.quote(str(log))}"
+        raise _error(f"{log} is a YAML file, not a log", remedy=check)
     start = _start(log)
     if reader := next((own for magic, own in _COMPRESSED.items() if start.startswith(magic)), ""):
         raise _error(f"{log} is compressed", remedy=f"{reader} {shlex.quote(str(log))} | bench doctor -")

@@ -219,6 +219,12 @@ def test_of_several_files_those_that_are_no_text_are_left_out(tmp_path: Path) ->
         assert result.stderr == f"warning: {model} is a binary file, not a log; it is left out\n"
 
 
+def test_a_matrix_is_no_log(tmp_path: Path) -> None:
+    (matrix := tmp_path / "m.yaml").write_text("scaling: []\n")
+    hint = f"to check a matrix: bench plan {matrix}"
+    assert doctor(str(matrix)).stderr == f"error: {matrix} is a YAML file, not a log; {hint}\n"
+
+
 def test_a_log_is_told_from_a_script_by_its_content(tmp_path: Path) -> None:
     hint = f"If this is a script, not a log, check it: bench lint {(file := tmp_path / 'job.sbatch')}\n"
     for content, is_script in (("#!/bin/bash\n", True), ("#\n#SBATCH -N 2\n", True), ("epoch 1\n", False)):
