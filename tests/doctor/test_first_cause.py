@@ -85,6 +85,7 @@ def reasons(failures: Path) -> dict[str, str]:
     """The reasons of the runs on the page."""
     page = (failures / "results/ends/report/index.html").read_text(encoding="utf-8")
     section = page.partition('class="runs"')[2].partition("</section>")[0]
+    section = re.sub(r"<wbr>|</?span[^>]*>", "", section).replace("\N{NO-BREAK SPACE}", " ")
     rows = (re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", section))
     return {row[0]: html.unescape(row[-1]) for row in rows}
 
