@@ -171,12 +171,11 @@ def without_many_runs(lines: Lines) -> tuple[Lines, list[str]]:
     return without, [f"the {runs:,} individual runs are not drawn"] * (runs > MAX_RUNS)
 
 
-def draw_lines(axes: Axes, *, lines: Lines, scale: Scale) -> None:
-    """Draw a panel of lines, with their entries of the legend."""
+def draw_lines(axes: Axes, *, lines: Lines, scale: Scale, looks: Sequence[int] = ()) -> None:
+    """Draw a panel of lines, with their entries of the legend; ``looks`` are the places of their colours."""
     scale.apply(axes)
-    for (label, points), colour, marker, dashes in zip(
-        lines.items(), COLOURS, _MARKERS, _DASHES, strict=False
-    ):
+    for (label, points), look in zip(lines.items(), looks or range(len(lines)), strict=True):
+        colour, marker, dashes = COLOURS[look], _MARKERS[look], _DASHES[look]
         style: dict[str, Any] = {"color": colour, "linestyle": (0, dashes) if dashes else "-"}
         axes.plot([], [], marker=marker, label=label, **style)
         curves = [[(one.gpus, one.value) for one in path] for path in paths(points)]
@@ -193,9 +192,13 @@ def draw_lines(axes: Axes, *, lines: Lines, scale: Scale) -> None:
             axes.plot(*_columns(_joined(bars)), marker="_", markersize=5.0, **style)
         for wide, own in grouped(valid, lambda point: point.wide).items():
             face, edge = (Colour.SURFACE, colour) if wide else (colour, Colour.SURFACE)
-            look: dict[str, Any] = {"markerfacecolor": face, "markeredgecolor": edge, "markeredgewidth": 0.7}
+            filled: dict[str, Any] = {
+                "markerfacecolor": face,
+                "markeredgecolor": edge,
+                "markeredgewidth": 0.7,
+            }
             means = _columns((one.gpus, one.value) for one in own)
-            axes.plot(*means, marker=marker, linestyle="", zorder=4, **look)
+            axes.plot(*means, marker=marker, linestyle="", zorder=4, **filled)
     odd = [point for point in points_of(lines) if not point.valid]
     if odd:
         axes.plot(*_columns((one.gpus, one.value) for one in odd), "x", color=Colour.MUTED, label=NOT_VALID)

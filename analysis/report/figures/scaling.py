@@ -9,9 +9,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from analysis.checks.scaling_table import error_of
-from analysis.data.columns import ScalingRow, grouped
+from analysis.data.columns import ScalingRow, by_series, grouped
 from analysis.report.figures import lines as over_ranks
-from analysis.report.figures.drawing import Drawing, Selection, by_mode, figure, select
+from analysis.report.figures.drawing import MAX_SERIES, Drawing, Selection, by_mode, figure, select
 from analysis.report.results import Results
 from analysis.report.words import mode_title
 from analysis.stats.estimate import MIN_RUNS
@@ -38,6 +38,7 @@ class _Panel(NamedTuple):
     curve: Curve
     selection: Selection
     lines: over_ranks.Lines
+    looks: Sequence[int]
     left_out: Sequence[str]
     without: str
     scale: over_ranks.Scale
@@ -45,7 +46,7 @@ class _Panel(NamedTuple):
 
     def draw(self, axes: Axes) -> None:
         """Draw the lines, perfect scaling through the measured baseline, and the guide of the efficiency."""
-        over_ranks.draw_lines(axes, lines=self.lines, scale=self.scale)
+        over_ranks.draw_lines(axes, lines=self.lines, scale=self.scale, looks=self.looks)
         valid = [point for point in over_ranks.points_of(self.lines) if point.valid]
         if self.curve is EFFICIENCY:
             axes.axhline(1.0, label="ideal", **over_ranks.IDEAL)
@@ -142,7 +143,12 @@ def _panels(curve: Curve, modes: Collection[Sequence[ScalingRow]], results: Resu
             row for row in selection.rows if points[row.place].valid and not (relative and row.is_base)
         ]
         few = "few_of_baseline" if relative and any(row.n >= MIN_RUNS for row in lacking) else "no_intervals"
-        panels.append((selection, *over_ranks.without_many_runs(lines), few if lacking else ""))
+        drawn, left_out = over_ranks.without_many_runs(lines)
+        # A series has one look in all figures of its mode.
+        every = [*by_series(row for row in results.rows if row.mode == rows[0].mode and row.n)]
+        own = every if len(every) <= MAX_SERIES else [*selection.labels]
+        looks = [own.index(series) for series in selection.labels]
+        panels.append((selection, drawn, looks, left_out, few if lacking else ""))
     if not panels:
         return []
     title = curve.name.capitalize() + ("" if relative else f" ({unit.name})")

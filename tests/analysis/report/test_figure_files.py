@@ -121,6 +121,18 @@ def test_a_size_that_is_not_valid_is_a_cross_without_line(tmp_path: Path, svg_on
         assert "at 2 ranks; 1 size is not valid" in drawing.description
 
 
+def test_a_series_has_one_look_in_all_figures_of_its_mode(tmp_path: Path, svg_only: None) -> None:
+    """The first series has one size, and so no efficiency; the colour of the second one does not change."""
+    cells = studies.strong(sizes=(1,), swept={"bucket_cap_mb": 1})
+    cells += studies.strong(sizes=(1, 2), swept={"bucket_cap_mb": 25})
+    path = studies.finished(tmp_path / "s", cells)
+    with_both, with_one = figure(path, "throughput-strong").svg, figure(path, "efficiency-strong").svg
+    assert Colour.BLUE in with_both
+    assert Colour.BLUE not in with_one
+    assert Colour.WINE in with_both
+    assert Colour.WINE in with_one
+
+
 def test_a_figure_reports_series_sizes_and_runs_that_it_leaves_out(
     tmp_path: Path, svg_only: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
