@@ -29,8 +29,7 @@ _MAPPING = (
 _MESSAGES = {
     "list_type": ("must be a list, not {value}", "write [{value}]"),
     "literal_error": ("cannot be {value}", ""),
-    "int_type": _WHOLE_NUMBER,
-    "int_from_float": _WHOLE_NUMBER,
+    **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), _WHOLE_NUMBER),
     **dict.fromkeys(("float_type", "float_parsing"), _NUMBER),
     "finite_number": ("must be a finite number, not {value}", ""),
     "bool_type": ("must be true or false, not {value}", "write one of them without quotes"),
