@@ -112,7 +112,7 @@ def _unknown_option(written: str, ctx: Any) -> str:
     if ctx.info_name == "preflight" or not {"--only", "--site", "--step-time"} & own:
         return f"{text}{alike}"
     from .matrix.field_types import option_of_sbatch
-    from .matrix.load import place_of
+    from .matrix.mistakes import place_of
 
     if place := place_of(word.replace("-", "_")):
         return f"{text}; in the matrix, write {place}"

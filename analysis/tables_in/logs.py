@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from analysis.stats.estimate import run_rates
 from bench.matrix.cell import Cell
-from bench.matrix.load import finding_in_words
+from bench.matrix.mistakes import finding_in_words
 from bench.matrix.workload import UNITS, Metrics, Quantity
 from bench.study.readings import Readings, readings_in
 from ddp_scaling_bench.errors import BenchError, missing_file

@@ -19,8 +19,7 @@ def schema_command(
     In VS Code: bench schema > matrix.schema.json, and begin the matrix with
     # yaml-language-server: $schema=matrix.schema.json
     """
-    from ..matrix.load import site_schema
-    from ..matrix.schema import json_schema
+    from ..matrix.schema import json_schema, site_schema
 
     print_json(site_schema() if site_file else json_schema())
     return 0

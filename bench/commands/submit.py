@@ -172,7 +172,7 @@ def check_cost(
 
 def _above(planned: PlannedStudy, cost: Cost) -> Iterator[str]:
     """Yield each limit of the site that a cost exceeds, or can exceed if whole nodes have many GPUs."""
-    from ..matrix.load import AskAbove
+    from ..matrix.schema import AskAbove
 
     limits = AskAbove.model_validate((planned.plan.get("inherited") or {}).get("ask_above") or {})
     if not cost.exact:

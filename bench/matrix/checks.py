@@ -26,10 +26,10 @@ from .schema import BATCH_KEYS, Container, Matrix
 from .warnings import PlanWarning
 from .workload import COMMON_OPTIONS, INTERPRETER, names_in, says_flops, says_one_rank, says_tokens
 
-#: The length of a message without its place.
-LONGEST_MESSAGE = 200
 #: A text that needs no quotes in a matrix.
 _PLAIN_YAML = re.compile(r"[\w./](?:[\w@%+=,./{}' -]|:(?=\S))*")
+#: A container that is an image, not a program.
+_IMAGE = re.compile(r"\.(?:sif|sqsh|img)$|://")
 #: An option for a folder or a file that a program writes, and values that name neither.
 _OUTPUT = re.compile(
     r"-{0,2}(?:\w+\.)*(?:(?:out(?:put)?|save|checkpoints?|ckpt|snapshot|results?|work|run|exp)[_-]?"
@@ -182,10 +182,7 @@ def _check_launcher(point: Point, matrix: Matrix, document: Document) -> None:
         return
     how = {"own": f"once per {per}"}.get(launcher, "once per rank")
     what = f"{where} starts the command {how}, and {name} starts ranks again"
-    *others, line = _lines_for(launch, launcher, matrix)
-    if len(what) + len(" and ".join([*others, line])) > LONGEST_MESSAGE - len("; use "):
-        line = "the command of `bench init --command COMMAND`"
-    document.add_problem(place, what, f"use {' and '.join([*others, line])}")
+    document.add_problem(place, what, f"use {' and '.join(_lines_for(launch, launcher, matrix))}")
 
 
 def _lines_for(launch: LaunchLine, now: str, matrix: Matrix) -> Iterator[str]:
@@ -516,7 +513,7 @@ def _surprising_settings(matrix: Matrix, document: Document, cells: Sequence[Cel
     if isinstance(container, Container) and matrix.workload.data != "synthetic" and not container.mounts:
         yield warnings.DataNotMounted(**_at(document, "workload", "data"))
     on_gpus = "gpu_request" in cluster.scheduler.keys and matrix.workload.device == "cuda"
-    if isinstance(container, list) and len(container) == 1:
+    if isinstance(container, list) and len(container) == 1 and _IMAGE.search(container[0]):
         yield warnings.ContainerProgram(program=container[0], **_at(document, "cluster", "container"))
     if not (container or cluster.hosts or _commands(matrix)):
         for folder in sorted({str(cell.workload["data"]) for cell in cells} - {"synthetic"}):
@@ -576,7 +573,8 @@ def _literal_words(matrix: Matrix, document: Document) -> Iterator[PlanWarning]:
         if quoted := next((word for word in words if re.search("[\u2018-\u201f]", word)), ""):
             yield warnings.TypographicQuote(word=quoted, **_at(document, *place))
         if not any(INTERPRETER.fullmatch(Path(word).name) and "python" not in word for word in words):
-            for variable in re.findall(r"\$\{?[A-Za-z_{]\w*\}*", " ".join(words)):
+            text = " ".join(words).replace("{{", "{").replace("}}", "}")
+            for variable in re.findall(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})", text):
                 yield warnings.ShellVariable(variable=variable, **_at(document, *place))
 
 

@@ -28,9 +28,10 @@ _TOO_DEEP = f"is nested more than {MAX_DEPTH} levels deep"
 _WRONG_FILE = "is it the right file?"
 #: Characters of files that are no text, and line breaks of YAML 1.1 that are none in 1.2.
 _ODD_CHARACTER = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f\ufffd-\uffff\x85\u2028\u2029]")
-#: Blanks that YAML does not read as such, in an indentation or after a colon.
+#: A block text; or a blank that YAML does not read as such, in an indentation or after a colon.
 _ODD_BLANK = re.compile(
-    r"^(?:[ -]*|[ -]*[\w.]+:)([\u00a0\u2000-\u200b\u202f\u3000])",
+    r"^( *)(?! )[^#\n]*[:-] +[|>][-+\d]* *(?:#.*)?\n(?:\1 +\S.*\n?| *\n)*|"
+    r"^(?:[ -]*|[ -]*[\w.]+:)(?P<blank>[\u00a0\u2000-\u200b\u202f\u3000])",
     re.MULTILINE,
 )
 _GROUP = re.compile(r"\{[^][{}]*\}|\[[^][{}]*\]")
@@ -188,8 +189,8 @@ def _read_text(path: Path) -> str:
         code = f"{ord(odd[0]):04X}"
         what = f"contains the character U+{code}, which some YAML readers treat as a line break"
         raise _rejection(path, line, what, f'remove it, or write it as "\\u{code}" in double quotes')
-    if blank := _ODD_BLANK.search(text):
-        line, code = text.count("\n", 0, blank.end()) + 1, f"{ord(blank[1]):04X}"
+    if blank := next((found for found in _ODD_BLANK.finditer(text) if found["blank"]), None):
+        line, code = text.count("\n", 0, blank.end()) + 1, f"{ord(blank['blank']):04X}"
         what = f"contains the character U+{code}, a blank that YAML does not accept"
         raise _rejection(path, line, what, "replace it by a normal blank")
     return text
@@ -198,7 +199,7 @@ def _read_text(path: Path) -> str:
 def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     start: Any = getattr(error, "context_mark", None)
     mark: Any = getattr(error, "problem_mark", None) or start
-    lines = text.splitlines()
+    lines = [*text.splitlines(), ""]
     what = getattr(error, "problem", None) or str(error)
     number = mark.line + 1 if mark else None
     line = "".join(lines[mark.line : number]) if mark else ""
@@ -209,26 +210,27 @@ def _syntax_problem(path: Path, text: str, error: yaml.YAMLError) -> Problem:
     elif "another document" in what or "single document" in what:
         message, remedy = "contains more than one YAML document", "keep one matrix per file (no second '---')"
     elif "undefined alias" in what or "expected alphabetic or numeric" in what:
-        remedy = "define it earlier in the file with '&name', or quote a value that begins with '*'"
+        define = "define it earlier in the file with '&name', or " * ("undefined" in what)
+        remedy = f"{define}quote a value that begins with * or &"
     elif mark and what in _AFTER_MISTAKE and (found := _mistake_before(lines[:number], mark.column)):
         return Problem(str(path), *found)
     elif value := _mixed_value(line[:1000]):
         message = "a text needs quotes if it begins with { or [, or contains them inside other { } or [ ]"
         remedy = "write '{}'".format(value.replace("'", "''"))
     elif start and (
-        "end of stream" in what or (what.startswith("expected ',' or") and start.line < mark.line)
+        "end of stream" in what
+        or (what.startswith("expected ',' or") and (start.line < mark.line or "<stream end>" in what))
     ):
         number, message = start.line + 1, f"the {text[start.index]} in this line is not closed"
-        remedy = (
-            "close it" if "end of stream" in what else f"close it, or add a comma before line {mark.line + 1}"
-        )
+        remedy = "close it" if "stream" in what else f"close it, or add a comma before line {mark.line + 1}"
     elif mark:
         word = "".join(line[mark.column :].split()[:1])[:40]
         message, remedy = _in_plain_words(what, word, is_first=not line[: mark.column].strip(" -")) or (
             message,
             remedy,
         )
-    return Problem(str(path), number, message, remedy)
+    last = text.rstrip().count("\n") + 1
+    return Problem(str(path), number and min(number, last), message, remedy)
 
 
 def _in_plain_words(what: str, word: str, *, is_first: bool) -> tuple[str, str] | None:
@@ -243,6 +245,8 @@ def _in_plain_words(what: str, word: str, *, is_first: bool) -> tuple[str, str] 
             return f"{word[:1]!r} does not fit the brackets before it", "correct or remove it"
         return f"a comma or a closing bracket is missing before {word!r}", "add it"
     if what.startswith("expected the node content"):
+        if not word:
+            return "the file ends within { } or [ ]", "close them"
         return f"a value is missing before {word!r}", f"add it, or remove {word[:1]!r}"
     if "cannot start any token" in what:
         return f"a text needs quotes if it begins with {word[:1]!r}", f"write '{word.rstrip(',]}')}'"
@@ -260,32 +264,34 @@ def _mistake_before(lines: list[str], column: int) -> tuple[int, str, str] | Non
     if glued := _without_blank(lines):
         number, key, value = glued
         return number, f"'{key}:{value}' has no blank after the colon", f"write {key}: {value}"
-    above = [at for at, line in enumerate(lines[:-1], start=1) if line.strip() and line.strip()[0] != "#"]
-    for number in (len(lines), *above[-1:]):
-        code = re.split(r"\s#", lines[number - 1])[0]
-        if dash := re.match(r"\s*-([^\s-].*)", code):
-            return number, "there is no blank after the dash", f"write - {dash[1][:60]}"
-        odd = next((one for one in code if ord(one) > 127 and unicodedata.category(one)[0] == "P"), "")
-        if odd:
-            return number, f"{odd!r} has no meaning in YAML", "write : , - or a quote as on a keyboard"
-    if re.search(r":\s", lines[-1][:column]):
-        return len(lines), "a text that contains ': ' needs quotes", "put the whole text into quotes"
-    if above:
-        text = lines[above[-1] - 1].strip()
-        if not re.search(r":(\s|$)", text) and not text.startswith("- "):
-            parts = re.fullmatch(r"([A-Za-z_][\w.]*)\s*[=\s]\s*(\S.{,60})|([A-Za-z_][\w.]*)", text)
-            example = parts and (f"{parts[3]}:" if parts[3] else f"{parts[1]}: {parts[2]}")
-            return (
-                above[-1],
-                f"{text[:40]!r} has no colon",
-                f"write {example or 'KEY: VALUE, or # before a comment'}",
-            )
-        if re.search(r":\s+[^#\s]", text) and _indent(lines[-1]) > _indent(lines[above[-1] - 1]):
-            return (
-                len(lines),
-                "the line is indented deeper than the line above",
-                "begin both in the same column",
-            )
+    number, begin = len(lines), lines[-1][:column]
+    if is_key := re.fullmatch(r"\s*(?:- )?(?:\w[\w.-]*)?", begin):  # the mistake is above
+        number = next(
+            (at for at in range(number - 1, 0, -1) if lines[at - 1].strip()[:1] not in ("", "#")), 1
+        )
+        begin = re.split(r"\s#|:\s", lines[number - 1])[0]
+    text = re.split(r"\s#", lines[number - 1])[0].strip()
+    if re.match(r"\s*-(?!\w\s)[^\s-]", begin):
+        return number, "there is no blank after the dash", f"write - {text[1:61]}"
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", begin)
+    if odd := next((one for one in unquoted if ord(one) > 127 and unicodedata.category(one)[0] == "P"), ""):
+        return number, f"{odd!r} has no meaning in YAML", "write : , - or a quote as on a keyboard"
+    if not is_key:
+        return number, "a text that contains ': ' needs quotes", "put the whole text into quotes"
+    if not re.search(r":(\s|$)", text) and not text.startswith("- "):
+        parts = re.fullmatch(r"([A-Za-z_][\w.]*)\s*[=\s]\s*(\S.{,60})|([A-Za-z_][\w.]*)", text)
+        example = parts and (f"{parts[3]}:" if parts[3] else f"{parts[1]}: {parts[2]}")
+        return (
+            number,
+            f"{text[:40]!r} has no colon",
+            f"write {example or 'KEY: VALUE, or # before a comment'}",
+        )
+    if re.search(r":\s+[^#\s]", text) and _indent(lines[-1]) > _indent(lines[number - 1]):
+        return (
+            len(lines),
+            "the line is indented deeper than the line above",
+            "begin both in the same column",
+        )
     return None
 
 

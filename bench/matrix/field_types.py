@@ -208,9 +208,9 @@ def _check_ranks_per_node(value: Any) -> Any:
         if number == "cores":
             raise ValueError("cores stands for a list; write it without [ ] as `tasks_per_node: cores`")
         if isinstance(number, bool) or not isinstance(number, int):
-            is_quoted = isinstance(number, str) and number.isdecimal()
+            is_text = isinstance(number, str) and number.isdecimal()
             remedy = (
-                f"write {number} without quotes" if is_quoted else "write one such as 4, or a list by node"
+                f"write {int(number)} without quotes" if is_text else "write one such as 4, or a list by node"
             )
             raise ValueError(f"{number!r} is not a whole number; {remedy}")
         if not 1 <= number <= MAX_TASKS_PER_NODE:
@@ -246,7 +246,8 @@ def _check_sizes(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     example = "write a mapping such as {1: A, 65: B}, with the value from each number of GPUs on"
     for size in value:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{size!r} is not a number of GPUs (of nodes on device cpu); {example}")
+            remedy = f"write {int(size)}" if str(size).lstrip("0").isdecimal() else example
+            raise ValueError(f"{size!r} is not a number of GPUs (of nodes on device cpu); {remedy}")
     if 1 not in value:
         raise ValueError(f"there is no value for the smallest sizes; {example}, and 1 as the first number")
     checked = {}

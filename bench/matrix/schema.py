@@ -602,6 +602,35 @@ class Matrix(Section):
         return "gpus_per_node" if self.workload.device == "cuda" else "tasks_per_node"
 
 
+class SiteWorkload(Section):
+    """The workload options that depend on the cluster."""
+
+    device: Literal["cuda", "cpu"] | None = None
+    """The device of this cluster's nodes."""
+
+
+class AskAbove(Section):
+    """Limits above which `bench submit` asks before it starts runs; null means no limit."""
+
+    gpu_hours: Annotated[float, Field(ge=0)] | None = 1000.0
+    """GPU-hours of one call, at most."""
+    node_hours: Annotated[float, Field(ge=0)] | None = 1000.0
+    """Node-hours of one call, at most."""
+    jobs: Annotated[int, Field(strict=True, ge=0)] | None = 1000
+    """Jobs of one call."""
+
+
+class Site(Section):
+    """A site file: defaults for all matrices of a cluster."""
+
+    cluster: Cluster = Cluster()
+    """Defaults for the matrix's `cluster` section; keys that the matrix sets take precedence."""
+    workload: SiteWorkload = SiteWorkload()
+    """Defaults for the matrix's `workload` section; only `device` is allowed."""
+    ask_above: AskAbove = AskAbove()
+    """The cost of one call above which `bench submit` asks."""
+
+
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a matrix file, for editors."""
     schema = Matrix.model_json_schema()
@@ -616,4 +645,12 @@ def json_schema() -> dict[str, Any]:
     lists = {name: {"type": "array", "items": kind, "minItems": 1} for name, kind in patterns.items()}
     for name, allowed in (("Axes", lists), ("Selection", patterns)):
         schema["$defs"][name] |= {"additionalProperties": False, "patternProperties": allowed}
+    return schema
+
+
+def site_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a site file, for editors."""
+    schema = Site.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "Site defaults of scaling studies"
     return schema

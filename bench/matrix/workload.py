@@ -206,20 +206,20 @@ def task_words(words: Sequence[str]) -> list[str]:
     return [PYTHON, *words[1:]] if uses_python(words) else list(words)
 
 
+#: What a shell quotes; or the end of a line that goes on, which YAML may have joined to the next line.
+_LINE_GOES_ON = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*"|\\\S)|\\\n|(?<!\S)\\ (?=\S)""", re.DOTALL)
+#: A statement of a shell in a line above the program.
+_STATEMENT = re.compile(r"\A\s*((?:module|ml|source|\.|cd|export|\w+ activate) .{,40}).*\n\s*\S")
+
+
 def command_words(text: str) -> list[str]:
     """Split a command into words as a shell does; raise ValueError if only a shell could execute it."""
-    text = re.sub(r"\\\n|(?<!\S)\\ ", " ", text)  # a line that goes on: YAML may have joined it to the next
-    if following := next(
-        (line for line in text.strip().split("\n")[1:] if not re.match(r"\s*(?:-|\{|$)", line)), ""
-    ):
-        remedy = "put lines before the program into cluster.setup, or write one line"
-        raise ValueError(
-            f"{following.strip()[:40]!r} is a line of its own, but a command is one line; {remedy}"
-        )
+    text = _LINE_GOES_ON.sub(lambda found: found[1] or " ", text)
     words = shell_words(text)
-    if operators := [word for word in words if re.fullmatch(r"\d?[&|;<>]+\d?|.*;", word)]:
+    operators = [word for word in words if re.fullmatch(r"\d?[&|;<>]+\d?|.*;", word)]
+    for code in [*_STATEMENT.findall(text), *operators]:
         remedy = "put it into a script, or lines such as cd into cluster.setup (a list of words is literal)"
-        raise ValueError(f"{operators[0]!r} has a meaning for a shell only, which does not read it; {remedy}")
+        raise ValueError(f"{code!r} has a meaning for a shell only, which does not read it; {remedy}")
     return words
 
 

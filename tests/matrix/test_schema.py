@@ -1,7 +1,7 @@
 """Messages for mistakes in a matrix: file, line, mistake, allowed values, remedy; and the plan's warnings.
 
 A line ``# expect: LINE: MESSAGE`` at the end of a matrix in ``mistakes/`` or ``warnings/`` stands for one message;
-three dots at its end, for any further text.
+three dots at its end, for any further text. Without the user's own command, a message has at most 200 characters.
 """
 
 import json
@@ -149,7 +149,7 @@ def test_each_mistake_gets_its_message(tmp_path):
             make_plan(matrix)
         assert caught.value.exit_code == 2
         found = [message.removeprefix(f"{matrix}:") for message in str(caught.value).splitlines()]
-        assert [text for text in found if len(text) > 200] == []
+        assert [text for text in found if len(re.sub("`command: .*`", "", text)) > 200] == []
         assert len(found) == len(expected), path.stem
         for message, text in zip(found, expected, strict=True):
             start = text.removesuffix("...")

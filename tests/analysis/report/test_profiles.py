@@ -209,11 +209,13 @@ def test_the_hours_are_those_of_the_request_in_the_words_of_the_centre(tmp_path,
 
 def test_a_profile_with_mistakes_is_refused_with_its_lines(tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text("title: A\nsource: B\ndate: C\nthreshold: 1.5\nleast_size: 3\ncontents: [wall_tim]\n")
+    text = "title: A\nsource: B\ndate: C\nthreshold: 1.5\nleast_size: 3\ncontents: [wall_tim]\n"
+    path.write_text(f"{text}hours: {{periods: many}}\n")
     with pytest.raises(InputError) as error:
         read_profile(str(path))
-    assert [problem.line for problem in error.value.problems] == [4, 5, 6]
+    assert [problem.line for problem in error.value.problems] == [4, 5, 6, 7]
     assert "did you mean 'wall_time'?" in str(error.value)
+    assert "hours.periods must be a whole number, not 'many'; write a number" in str(error.value)
     assert "give csc, generic, or a FILE.yaml" in raised(BenchError, read_profile, "cse")
 
 
