@@ -398,7 +398,8 @@ def _short_verdict(verdict: Verdict, row: ScalingRow) -> str:
     """Return a verdict without P, and the error of a size that is not valid."""
     if verdict.kind is VerdictKind.FEW_RUNS:
         return _few_runs(verdict, row)
-    error = f": {heading(verdict.error)}" if verdict.kind is VerdictKind.NOT_VALID and verdict.error else ""
+    is_invalid = verdict.kind is VerdictKind.NOT_VALID and verdict.error
+    error = f" ({heading(verdict.error)})" if is_invalid and verdict.error else ""
     return f"{WORDS['verdicts'][verdict.kind]}{error}"
 
 

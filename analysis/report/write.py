@@ -66,7 +66,7 @@ _TEMPLATES = Path(__file__).resolve().parent / "template"
 #: Maximum number of characters of a paragraph in a proposal.
 _MAX_PARAGRAPH = 5000
 #: A longer word can be broken.
-_LONGEST_WORD = 18
+_LONGEST_WORD = 26
 #: Files that only some reports have.
 _OPTIONAL_FILES = ("axes.csv", "causes.csv", "sweep.csv", "fabric.csv", "nodes.csv", "targets.csv")
 

@@ -195,19 +195,19 @@ def test_nothing_is_concluded_from_sizes_that_are_not_valid(tmp_path: Path) -> N
             "n8x1-gloo-srun-b8",
             [*good, "inefficient", "not-valid"],
             two,
-            "8 ranks: not valid: Ranks share cores",
+            "8 ranks: not valid (Ranks share cores)",
         ),
         (
             "n4x1-gloo-srun-b16",
             [*good, "not-valid", "inefficient"],
             two,
-            "4 ranks: not valid: Ranks share cores",
+            "4 ranks: not valid (Ranks share cores)",
         ),
         (
             "n1x1-gloo-srun-b64",
             ["not-valid"] * 4,
             OPEN,
-            "1 rank, 2 ranks and 2 more: not valid: Ranks share cores",
+            "1 rank, 2 ranks and 2 more: not valid (Ranks share cores)",
         ),
     ):
         vars(results)["assessment"] = Assessment(
