@@ -17,6 +17,7 @@ from analysis.report.results import Results
 from analysis.report.words import WORDS, mode_title
 from analysis.stats.estimate import MIN_RUNS
 from analysis.stats.measured import outcome_of, outcome_text, outcomes_text
+from analysis.stats.rates import rate_unit
 from analysis.stats.scaling import GUIDE
 from analysis.text import heading, one_line
 from bench.study.ledger import RunState
@@ -314,7 +315,9 @@ def _fastest(shown: Mapping[str, Sequence[ScalingRow]], results: Results) -> str
     if len(best) < 2:
         return ""
     row, label = max(best, key=lambda one: one[0].rate)
-    return f"{label}, {with_layout(row)}, efficiency {_judged(chosen[row.place], row)}"
+    unit = rate_unit([row])
+    rate = f"{number(unit.of(row.throughput_samples_per_sec, row))} {unit.name}"
+    return f"{label}, {with_layout(row)}, {rate}, efficiency {_judged(chosen[row.place], row)}"
 
 
 def _size(row: ScalingRow) -> str:

@@ -302,7 +302,8 @@ def cell_rows(rows: Sequence[ScalingRow], columns: Mapping[str, Column]) -> list
 
 
 def _page_cell(row: ScalingRow, name: str, column: Column) -> TableCell:
-    text = column.form(_value(row, name))
+    value = _value(row, name)
+    text = column.form(value) if name != "verdict" else WORDS["verdicts"].get(value, value)
     below = column.below(row) if column.below else _interval(row, column) if column.ends else ""
     return (text, below) if below else text
 
