@@ -19,7 +19,7 @@ from ddp_scaling_bench.checksums import find_damage
 from ddp_scaling_bench.finding import Finding, Severity, messages
 from ddp_scaling_bench.known_strategies import STRATEGIES
 from ddp_scaling_bench.measure.findings import NotStable, SeparateTrainings
-from ddp_scaling_bench.units import clauses, count, known, listed, names, short_name
+from ddp_scaling_bench.units import clauses, count, human_duration, known, listed, names, short_name
 
 #: Facts of the environment that ``runs-differ`` leaves out, because another kind reports them.
 _OWN_KIND = frozenset({"threads_per_rank"})
@@ -101,9 +101,32 @@ def _missing_values(about: CheckedStudy) -> Iterator[Finding]:
     if damaged:
         files = tuple(find_damage(folder) for _, folder in damaged)
         yield DamagedFiles(subject=distinct(cell for cell, _ in damaged), files=files)
+    yield from _longer_than_run(about)
 
 
 # -- runs that measure something else -------------------------------------------------
+
+
+class LongerThanRun(Finding, kind="longer-than-run"):
+    """Commands that report longer steps, or lower rates, than their runs had time for; one as an example."""
+
+    heading = "Steps longer than the run"
+    remedy = "State the unit, such as `units: {step_time: ms}`, or let one rank print each value once."
+    run_id: str
+    least_s: float
+    wall_s: float
+
+    def _message(self) -> str:
+        took = f"{human_duration(self.least_s)} or more in a run of {human_duration(self.wall_s)}"
+        return f"{names(self.subject)}: by the reported values, the steps took {took} ({self.run_id})."
+
+
+def _longer_than_run(about: CheckedStudy) -> Iterator[LongerThanRun]:
+    # Times of runs can be whole seconds.
+    longer = [run for run in about.runs if run.measured and run.least_s > 1.1 * run.wall_s + 2]
+    if longer:
+        one, cells = longer[0], distinct(run.cell_id for run in longer)
+        yield LongerThanRun(subject=cells, run_id=one.run_id, least_s=one.least_s, wall_s=one.wall_s)
 
 
 class OtherBatch(Finding, kind="other-batch"):

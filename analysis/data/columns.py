@@ -486,6 +486,7 @@ class RunRow(Measurements):
         step_time_sec: time per global batch (s).
         epochs, steps, samples, window_s: epochs with a throughput, and the steps, samples and seconds of
             their throughput windows.
+        least_s: the least time of the steps that a command reports, each value being of one step (s).
         wall_s: time from start to end (s). ``node_hours`` are those of this time.
         most_useful_s, step_s: longest useful time of a rank, and time of a step, of the attribution window
             (s).
@@ -523,6 +524,7 @@ class RunRow(Measurements):
     steps: float = math.nan
     samples: float = math.nan
     window_s: float = math.nan
+    least_s: float = math.nan
     wall_s: float = math.nan
     node_hours: float = math.nan
     most_useful_s: float = math.nan

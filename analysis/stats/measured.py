@@ -206,6 +206,7 @@ def measure(
         run.unit = _samples_per_step(run, None if run.cell_id in read else envs.get(run.run_id)) / batch
         run.wall_s = wall_seconds(run)
         if run.cell_id in read:
+            run.least_s = run.window_s
             run.samples = run.steps = run.window_s = math.nan
     counted = [run for run in runs if run.measured]
     out = {} if include_disturbed else left_out(counted)

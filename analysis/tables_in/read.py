@@ -180,6 +180,10 @@ class _Columns:
                 found.append((f"--map {meaning}={column}: there is no such column", hint))
         if found:
             return found
+        if not self.rate and not {"gpus", "nodes"} & self.found.keys():
+            what = f"no columns of sizes and of rates; there are {there}"
+            hint = "name them: --map gpus=COLUMN --map throughput=COLUMN; remove lines that are no table"
+            return [(what, hint)]
         if not self.rate:
             what = f"no column with a throughput or a time; there are {there}"
             others = ", ".join(name for name in RATES if name != "throughput")
@@ -224,8 +228,8 @@ class _Columns:
                 except ValueError as error:
                     message = f"{name} {one_line(own.texts[place], limit=40)!r} is not {error}"
                     is_needed = name in SIZES or name in LAYOUT
-                    empty = "" if is_needed else ", or leave the cell empty"
-                    wrong.append((message, f"write {error}, without a unit{empty}"))
+                    other = "remove a row that is a sum" if is_needed else "leave the cell empty"
+                    wrong.append((message, f"correct it, without a unit, or {other}"))
             mode = modes.texts[place].lower() if modes else ""
             if mode not in ("", *_MODES):
                 wrong.append(

@@ -100,6 +100,9 @@ def results_folder(results: Path | None) -> Path:
         raise BenchError(
             f"{_shown_root(root)} is not a folder of studies", remedy="give a folder: --results DIR"
         )
+    if StudyFolder(root).is_planned:
+        what = f"{_shown_root(root)} is a study, not a folder of studies"
+        raise BenchError(what, remedy=f"give --results {os.path.relpath(root.resolve().parent)}")
     return root
 
 
@@ -111,7 +114,7 @@ def no_study(root: Path) -> BenchError:
     """Return the error for a folder without studies; the remedy names a folder near it that has some."""
     what = f"no study is planned below {_shown_root(root)}"
     here = Path.cwd()
-    around = [path.parent for path in (here, root) if StudyFolder(path).is_planned]
+    around = [here.parent] if StudyFolder(here).is_planned else []
     for place in (here, *around, *(above / "results" for above in (here, *here.parents[:2]))):
         with suppress(OSError):  # it may not be readable
             if any(studies(place)):

@@ -97,18 +97,20 @@ def plan_study(matrix: str, *, site: str | None, results: Path | None) -> tuple[
     if path != Path(matrix):
         say(f"matrix: {path}")
     plan = make_plan(path, site=find_site(site))
-    _warn_of_other_matrix(path, StudyFolder(root / plan.matrix.study))
-    return plan, write_plan(plan, root)
-
-
-def _warn_of_other_matrix(path: Path, folder: StudyFolder) -> None:
-    """Print a warning if a study was planned from another file that still exists."""
-    with suppress(BenchError, OSError):  # no plan, or a matrix that cannot be read
-        other = open_study(folder).matrix_path
-        if not other or Path(other).samefile(path):
-            return
+    other = _other_matrix(path, StudyFolder(root / plan.matrix.study))
+    folder = write_plan(plan, root)
+    if other:
         before = f"{path}: replaces the plan of {other}, which has the same name of a study"
         say(f"warning: {before}; if they are two studies, give one another `study:` name")
+    return plan, folder
+
+
+def _other_matrix(path: Path, folder: StudyFolder) -> str:
+    """Return the path of another file, which still exists, from which a study was planned; else empty."""
+    with suppress(BenchError, OSError):  # no plan, or a matrix that cannot be read
+        other = open_study(folder).matrix_path
+        return other if other and not Path(other).samefile(path) else ""
+    return ""
 
 
 def say_warnings(plan: Plan) -> None:

@@ -78,9 +78,12 @@ def verify_command(
         _show_sums(verdicts)
         for name, runs_without in unmeasured.items():
             show(f"{runs_without} of {len(verdicts)} runs: {name} not measured")
+        folder = StudyFolder(verdicts[0].folder.path.parents[2])
         if any(verdict.record.state is RunState.FAILED for verdict in verdicts):
-            folder = StudyFolder(verdicts[0].folder.path.parents[2])
             say(f"next: bench doctor {target if target and is_archive(target) else shown_name(folder)}")
+        elif any(verdict.failures for verdict in verdicts):
+            again = f"bench submit {shown_name(folder)} --retry-failed"
+            say(f"to execute a run again, delete its folder below {folder.runs}, and call `{again}`")
         elif len(passed) == len(verdicts) > 1:
             say("these checks are about what was run; `bench report` judges whether the values are valid")
     if len(passed) < len(verdicts):

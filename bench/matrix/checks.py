@@ -48,12 +48,15 @@ def check_node_gpus(point: Point, matrix: Matrix, document: Document) -> None:
         document.add_problem(("axes", "gpus_per_node"), what, "correct one of these numbers")
 
 
-def check_dependency(matrix: Matrix, document: Document) -> None:
-    """Record a problem if cluster.directives sets a dependency, which max_running would replace."""
-    if matrix.max_running is None:
-        return
+def check_directives(matrix: Matrix, document: Document) -> None:
+    """Record a problem for each directive that max_running or cluster.mem excludes."""
     for index, line in enumerate(matrix.cluster.directives):
-        if any(word.startswith(("-d", "--dep")) for word in line.split()):
+        if matrix.cluster.mem and (
+            own := next((one for one in line.split() if one.startswith("--mem-")), "")
+        ):
+            what = f"sbatch does not accept {own.partition('=')[0]} with cluster.mem, which is --mem"
+            document.add_problem(("cluster", "directives", index), what, "remove one of these settings")
+        if matrix.max_running and any(word.startswith(("-d", "--dep")) for word in line.split()):
             what = f"{line!r} has no effect with max_running, which sets the dependency of each job"
             document.add_problem(("cluster", "directives", index), what, "remove one of these settings")
 

@@ -28,7 +28,7 @@ from .cell import (
     name_of,
     value_text,
 )
-from .checks import check_commands, check_dependency, check_device, check_hosts, runnable_points, variant_of
+from .checks import check_commands, check_device, check_directives, check_hosts, runnable_points, variant_of
 from .document import Document, Place
 from .field_types import at_size
 from .schema import BATCH_KEYS, Matrix
@@ -54,7 +54,7 @@ def expand(matrix: Matrix, document: Document) -> list[Cell]:
             combinations that cannot run, too many cells or none.
     """
     check_commands(matrix, document)
-    check_dependency(matrix, document)
+    check_directives(matrix, document)
     check_device(matrix, document)
     check_hosts(matrix, document)
     points = runnable_points(_Enumeration(matrix, document).points(), matrix, document)

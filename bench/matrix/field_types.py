@@ -152,7 +152,8 @@ def shell_words(value: str, *, comments: bool = False) -> list[str]:
 def _env_text(value: Any) -> Any:
     """Convert a number to text; reject a YAML boolean."""
     if isinstance(value, bool):
-        raise ValueError(f"{str(value).lower()} is a YAML boolean; quote it to set the variable to that word")
+        what = f"{str(value).lower()} is a YAML boolean"
+        raise ValueError(f"{what}; write {int(value)}, or put it in quotes if the program wants that word")
     return str(value) if isinstance(value, int | float) else value
 
 

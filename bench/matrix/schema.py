@@ -307,7 +307,13 @@ class Scaling(Section):
     def _check_batch_of_mode(self) -> Scaling:
         allowed = [key for key, mode in BATCH_KEYS.items() if mode == self.mode]
         given = [key for key in BATCH_KEYS if getattr(self, key) is not None]
-        if len(given) != 1 or given[0] not in allowed:
+        if others := [key for key in given if key not in allowed]:
+            mode, key = BATCH_KEYS[others[0]], others[0]
+            example = f"{{mode: {mode}, {key}: {getattr(self, key)}}}"
+            raise ValueError(
+                f"{key} is for mode {mode}; write {example}, or {allowed[0]} for mode {self.mode}"
+            )
+        if len(given) != 1:
             example = f"{allowed[0]}: [{352 if self.mode == 'strong' else 22}]"
             found = " and ".join(given) or "nothing"
             remedy = "; write one entry for each batch" if len(given) > 1 else ""

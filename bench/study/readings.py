@@ -200,6 +200,9 @@ def _from_file(folder: RunFolder, cell: Cell) -> _Found:
     readings: list[dict[str, Value]] = []
     for line, record in records:
         given = {name: record[key] for name, key in columns.items() if record.get(key) not in (None, "")}
+        if any(columns[own] == text for own, text in given.items()):
+            what = f"{cell.metrics['csv']}:{line} repeats the names of its columns, so several ranks wrote it"
+            raise UnreadableError(f"{what}; let only one write it")
         if given.keys() - {"loss"}:
             where = f"{name}:{line}: contains"
             readings.append(

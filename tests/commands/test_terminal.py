@@ -246,7 +246,7 @@ def test_what_is_near_a_mistyped_study_or_run_is_named(study):
             "status",
             "--results",
             "results/s",
-        ): "no study is planned below results/s; studies are below results: give",
+        ): "results/s is a study, not a folder of studies; give --results results",
         (
             "submit",
             "s",

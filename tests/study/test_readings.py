@@ -215,6 +215,10 @@ def test_a_file_is_read_by_its_columns_and_one_that_is_missing_or_has_others_is_
     assert column(left.rows(metrics), "throughput_samples_per_sec") == [10.0, 20.0]
     path.write_text("a,b\n1,2\n")
     assert left.lack(metrics) == "log.csv has no ips; it contains a, b; correct workload.metrics.columns"
+    path.write_text("ips\n5\nips\n6\n")
+    assert left.lack(metrics) == (
+        "log.csv:3 repeats the names of its columns, so several ranks wrote it; let only one write it"
+    )
     path.write_text("ips\nfast\n")
     assert left.lack(metrics) == "log.csv:2: contains 'fast', which is not a number"
 

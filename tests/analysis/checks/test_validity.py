@@ -383,6 +383,16 @@ def test_averages_of_whole_runs_count_with_a_warning_and_without_steps(tmp_path:
     assert table[["load_balance", "comm_efficiency", "pop_parallel_efficiency"]].isna().all(axis=None)
 
 
+def test_steps_that_are_longer_than_their_run_have_the_wrong_unit(tmp_path: Path) -> None:
+    path = of_command(tmp_path / "s", metrics=PATTERN)
+    assert "longer-than-run" not in findings(path)
+    for log in path.glob("runs/n4x1-*-r1/*/job.out"):
+        log.write_text("rate 0.01\n" * 3)  # 64 samples take 6,400 s
+    found = findings(path)["longer-than-run"]
+    assert found.subject == ("n4x1-gloo-srun-b16",)
+    assert ": by the reported values, the steps took 5 h 20 min or more in a run of 2 min" in found.message
+
+
 def test_checks_without_values_are_not_passed(tmp_path: Path) -> None:
     study = load_study(studies.finished(tmp_path / "s", studies.strong(sizes=(1, 2)), ranks_files=False))
     checks = {check.name: check for check in CheckedStudy.of(study).assessment.checks}
