@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,8 +49,8 @@ from .writer import RunWriter
 
 T = TypeVar("T")
 
-#: The recorders by the process and folder in which they record.
-_recorders: WeakValueDictionary[tuple[int, Path], Recorder] = WeakValueDictionary()
+#: The recorders by the process, the thread and the folder in which they record.
+_recorders: WeakValueDictionary[tuple[int, int, Path], Recorder] = WeakValueDictionary()
 #: The heartbeats of the recorders of this process, which count their steps.
 _heartbeats: list[Heartbeat] = []
 
@@ -486,7 +487,7 @@ class Recorder:
         # The model may have been moved to the device after the recorder was created.
         device = _device(self._model, self._device)
         folder = recording_folder(self._run_dir, os.environ)
-        older = _recorders.get(place := (os.getpid(), folder.resolve()))
+        older = _recorders.get(place := (os.getpid(), threading.get_ident(), folder.resolve()))
         if older and not older._is_closed:  # of a training that failed and begins again
             older.close(timeout_s=0.0)
             if older._writer is not None:

@@ -101,6 +101,7 @@ class Visit:
         self.show(scheme)
         self.requests.clear()
         self.page.goto(file.as_uri())
+        self.page.wait_for_function("!document.querySelector('#controls[hidden]')")  # the table is complete
         return self.page
 
     def show(self, scheme: str) -> None:
