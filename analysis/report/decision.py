@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from analysis.causes.cells import CellDivision
 from analysis.causes.divide import NOT_EXPLAINED, WHOLE
@@ -132,7 +133,7 @@ def decisions(results: Results) -> list[Decision]:
             groups=[("" if alone else labels[name], own) for name, own in groups.items()],
             answers=[_answer("" if alone else labels[name], own, results) for name, own in shown.items()],
             lines=_lines({labels[name]: own for name, own in shown.items()}, results),
-            more=more,
+            more=_of_hidden({name: series[name] for name in series if name in hidden}, results) or more,
         )
         found.append(decision)
     return found
@@ -345,6 +346,21 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
         sure += f" ({lacking})"
     use = f"use {_size(best) if label else with_layout(best)}{times}{largest}"
     return Answer(label, use, sure, _loss(best, results), _others(rows, results, best.gpus))
+
+
+def _of_hidden(series: Mapping[str, Sequence[ScalingRow]], results: Results) -> str:
+    """Return what to use of some series that have no rows in the table; empty if they are too many."""
+    if len(series) > MAX_SERIES:
+        return ""
+    texts = [(results.labels[0][name], _use(rows, results)) for name, rows in series.items()]
+    return "; ".join(
+        f"{listed([one[0] for one in own])}: {use}" for use, own in grouped(texts, itemgetter(1)).items()
+    )
+
+
+def _use(rows: Sequence[ScalingRow], results: Results) -> str:
+    best = next((row for row in rows if results.verdicts[row.place].recommended), None)
+    return f"use {with_layout(best)}" if best else _without_best(rows, results)
 
 
 def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:

@@ -11,10 +11,11 @@ from analysis.causes.cells import CauseRow, CellDivision
 from analysis.checks.assessment import Assessment
 from analysis.checks.nodes import CrowdedCores
 from analysis.data.load import load_study
-from analysis.report.decision import Decision, SizeRow, decisions, main_loss
+from analysis.report.decision import MAX_SERIES, Decision, SizeRow, decisions, main_loss
 from analysis.report.page import _lead
 from analysis.report.results import Results
 from analysis.report.why import share_text
+from bench.matrix.cell import Cell
 from tests.analysis import studies
 from tests.analysis.stats.test_disturbed import repeated
 
@@ -251,6 +252,26 @@ def test_a_loss_whose_interval_includes_0_is_no_main_loss() -> None:
 
 
 SIZES = [size for size in range(1, 19) if 5040 % size == 0]
+
+
+def test_series_that_are_not_in_the_table_have_their_answer_on_the_first_screen(tmp_path: Path) -> None:
+    cells = [
+        cell
+        for place in range(1, MAX_SERIES + 3)
+        for cell in studies.weak(8 * place, (1, 2) if place <= MAX_SERIES else (1,))
+    ]
+    failed = f"n1x1-gloo-srun-b{8 * (MAX_SERIES + 2)}"
+
+    def state(cell: Cell, repeat: int) -> studies.State | None:
+        return ("failed", "", "killed") if cell.cell_id == failed else None
+
+    path = studies.finished(tmp_path / "s", cells, state=state, ranks_files=False)
+    (decision,) = decisions(Results.of(load_study(path)))
+    assert len(decision.answers) == MAX_SERIES
+    assert decision.more == (
+        "40 per rank: no advice from a single size: measure another one; "
+        "48 per rank: no run has a result (3 killed by a signal)"
+    )
 
 
 def test_a_long_table_folds_the_sizes_that_decide_least(tmp_path: Path) -> None:
