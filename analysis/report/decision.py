@@ -331,8 +331,7 @@ def _of_kind(rows: Sequence[ScalingRow], results: Results, *kinds: VerdictKind) 
 
 def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
     """Return what the runs say about the sizes of a series."""
-    verdicts = results.verdicts
-    best = next((row for row in rows if verdicts[row.place].recommended), None)
+    best = _best(rows, results)
     if best is None:
         has_result = any(row.n for row in rows)
         return Answer(
@@ -340,7 +339,7 @@ def _answer(label: str, rows: Sequence[ScalingRow], results: Results) -> Answer:
         )
     times = f", {number(best.speedup, digits=3)} times the rate of {_size(best.base)}" if best.base else ""
     largest = f", {WORDS['decision']['largest']}" if best.gpus == rows[-1].gpus else ""
-    verdict = verdicts[best.place]
+    verdict = results.verdicts[best.place]
     sure = f"efficiency {_judged(verdict, best)}, {probability_text(verdict.p)}"
     if lacking := _lacking(best, results.frames.runs_of_cells.get(best.cell_id, ())):
         sure += f" ({lacking})"
@@ -359,8 +358,13 @@ def _of_hidden(series: Mapping[str, Sequence[ScalingRow]], results: Results) -> 
 
 
 def _use(rows: Sequence[ScalingRow], results: Results) -> str:
-    best = next((row for row in rows if results.verdicts[row.place].recommended), None)
+    best = _best(rows, results)
     return f"use {with_layout(best)}" if best else _without_best(rows, results)
+
+
+def _best(rows: Sequence[ScalingRow], results: Results) -> ScalingRow | None:
+    """Return the recommended size of a series."""
+    return next((row for row in rows if results.verdicts[row.place].recommended), None)
 
 
 def _without_best(rows: Sequence[ScalingRow], results: Results) -> str:

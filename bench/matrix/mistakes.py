@@ -343,6 +343,14 @@ def _remedy_of_key(
         return "write it at the top level of the matrix"
     if key in _known_keys((), Site) and root is Matrix:
         return "write it into the site file, which alone can have it"
+    return _remedy_within(section, key, written, value, root, document)
+
+
+def _remedy_within(
+    section: list[str | int], key: str, written: str, value: Any, root: type[BaseModel], document: Document
+) -> str:
+    """Return the remedy for a key that no section has: what its own section may contain instead."""
+    known = _known_keys(tuple(section), root)
     is_nested = isinstance(value, dict) and not {*value}.isdisjoint(known)
     if option := _option_with(written, tuple(section), root):
         return f"write {option}: {written}" + ", and the keys below it beside it" * is_nested
